@@ -1,0 +1,85 @@
+"""Joint Domain-Class Federated Learning with PyTorch Lightning.
+
+The names below are imported when they are first used, so that the joint head costs no more than torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jdfl_lightning.algorithms import Algorithm, FedAvg, LocalUpdate
+    from jdfl_lightning.config import Clustering, Experiment
+    from jdfl_lightning.data import PACS, DigitsDomains, DomainDataModule, ImageFolderDomains, OfficeCaltech
+    from jdfl_lightning.experiment import fit
+    from jdfl_lightning.joint import (
+        DomainAccuracy,
+        GradedTargets,
+        HardTargets,
+        JointAccuracy,
+        JointHead,
+        PlainTargets,
+        RandomTargets,
+        SoftTargetKLLoss,
+        TargetRule,
+    )
+    from jdfl_lightning.models import PaperCNN
+    from jdfl_lightning.module import JointModule
+    from jdfl_lightning.trainer import TrainerOptions
+
+_HOMES = {
+    "algorithms": ("Algorithm", "FedAvg", "LocalUpdate"),
+    "config": ("Clustering", "Experiment"),
+    "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech"),
+    "experiment": ("fit",),
+    "joint": (
+        "DomainAccuracy",
+        "GradedTargets",
+        "HardTargets",
+        "JointAccuracy",
+        "JointHead",
+        "PlainTargets",
+        "RandomTargets",
+        "SoftTargetKLLoss",
+        "TargetRule",
+    ),
+    "models": ("PaperCNN",),
+    "module": ("JointModule",),
+    "trainer": ("TrainerOptions",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "PACS",
+    "Algorithm",
+    "Clustering",
+    "DigitsDomains",
+    "DomainAccuracy",
+    "DomainDataModule",
+    "Experiment",
+    "FedAvg",
+    "GradedTargets",
+    "HardTargets",
+    "ImageFolderDomains",
+    "JointAccuracy",
+    "JointHead",
+    "JointModule",
+    "LocalUpdate",
+    "OfficeCaltech",
+    "PaperCNN",
+    "PlainTargets",
+    "RandomTargets",
+    "SoftTargetKLLoss",
+    "TargetRule",
+    "TrainerOptions",
+    "fit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

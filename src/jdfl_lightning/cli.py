@@ -1,0 +1,153 @@
+"""The command line: commands -> functions."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from jdfl_lightning.errors import InputError, Note
+
+PROGRAM = "jdfl-lightning"
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def _fit(args: Sequence[str]) -> int:
+    """run a federated training and leave a run folder (weights, metrics, curves)"""
+    from rich.console import Console
+
+    from jdfl_lightning.config import parse_experiment
+    from jdfl_lightning.display import open_display
+    from jdfl_lightning.experiment import fit
+    from jdfl_lightning.report import run_table
+
+    experiment = parse_experiment(f"{PROGRAM} fit", args)
+    console = Console()
+    with open_display(console) as display:
+        run = fit(experiment, display)
+    console.print(run_table(run))
+    console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _test(args: Sequence[str]) -> int:
+    """evaluate the saved weights of a run again"""
+    from rich.console import Console
+
+    from jdfl_lightning.config import parse_experiment
+    from jdfl_lightning.display import open_display
+    from jdfl_lightning.inference import test_run
+    from jdfl_lightning.report import accuracy_table
+    from jdfl_lightning.run_folder import CONFIG, read_run
+
+    parser = _parser("test")
+    parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="folder of the run")
+    parser.add_argument("--data.root", dest="root", metavar="DIR", help="the images, if they have moved since the run")
+    options = parser.parse_args(args)
+    run = read_run(options.run)
+    moved = [] if options.root is None else ["--data.root", options.root]
+    experiment = parse_experiment(
+        f"{PROGRAM} test", ["--config", str(options.run / CONFIG), "--logger", "false", *moved]
+    )
+    console = Console()
+    with open_display(console) as display:
+        scores = test_run(experiment, options.run, display)
+    rows = {which: {"round": logged["round"]} | scores[which].as_metrics() for which, logged in run.ends.items()}
+    console.print(accuracy_table("class-only accuracy (%)", rows))
+    differing = [which for which, row in rows.items() if any(run.ends[which][name] != row[name] for name in row)]
+    if differing:
+        print(f"not what metrics.csv says of: {', '.join(differing)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _predict(args: Sequence[str]) -> int:
+    """write a CSV with class, probability and winning pseudo-domain of images"""
+    from jdfl_lightning.inference import list_images, predict, write_predictions
+    from jdfl_lightning.run_folder import load_model
+
+    parser = _parser("predict")
+    parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="folder of the run")
+    parser.add_argument("--weights", choices=["best", "last"], default="best", help="which of the run's weights to use")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where the CSV goes; standard output if not given")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="image files, or folders of them")
+    options = parser.parse_args(args)
+    model = load_model(options.run, options.weights)
+    unreadable: list[str] = []
+    predictions = predict(model, list_images(options.images), unreadable)
+    if options.output is None:
+        write_predictions(predictions, sys.stdout)
+    else:
+        with _open_output(options.output) as out:
+            write_predictions(predictions, out)
+    for line in unreadable:
+        print(f"{PROGRAM}: {line}", file=sys.stderr)
+    return BAD_INPUT if unreadable else 0
+
+
+def _open_output(file: Path) -> TextIO:
+    try:
+        return file.open("w", newline="")
+    except OSError as error:
+        raise InputError(f"Expected --output to be writable but got {file}: {error}.") from error
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"fit": _fit, "test": _test, "predict": _predict}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def _parser(name: str) -> _Parser:
+    return _Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].__doc__, allow_abbrev=False)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:{width}}  {command.__doc__}" for name, command in COMMANDS.items())
+    return (
+        f"usage: {PROGRAM} COMMAND [OPTIONS]\n\n"
+        "Joint Domain-Class Federated Learning with PyTorch Lightning.\n\n"
+        f"commands:\n{commands}\n\n"
+        f"{PROGRAM} COMMAND --help tells the options of a command; {PROGRAM} --version the version."
+    )
+
+
+def _show_note(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"note: {message}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; a mistake of the user's ends in one line and exit code 2."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if args else BAD_INPUT
+    if args[0] == "--version":
+        print(f"{PROGRAM} {version('jdfl-lightning')}")
+        return 0
+    try:
+        if args[0] not in COMMANDS:
+            raise InputError(f"Expected a command, one of {', '.join(COMMANDS)}, but got {args[0]!r}.")
+        with warnings.catch_warnings():
+            # the screen is the user's: notes are for it, what libraries say to developers is not
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", Note)
+            warnings.showwarning = _show_note
+            return COMMANDS[args[0]](args[1:])
+    except InputError as error:
+        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

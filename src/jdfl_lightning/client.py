@@ -1,0 +1,122 @@
+"""fit_client: one client's local training, the one function that every backend calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from jdfl_lightning.algorithms import LocalUpdate
+from jdfl_lightning.discovery import DiscoveryProbe
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
+from jdfl_lightning.messages import DISCOVERY, FitResult, FitTask
+from jdfl_lightning.models import build_backbone, num_features, select_parameters
+from jdfl_lightning.module import JointModule
+from jdfl_lightning.seeding import isolated_randomness, torch_generator
+from jdfl_lightning.tensors import Record, Tensors, snapshot
+from jdfl_lightning.trainer import quiet, silent_trainer
+
+if TYPE_CHECKING:
+    from jdfl_lightning.config import Experiment
+
+
+class Site:
+    """What a process needs to train or judge a model, built once: the data and one module.
+
+    Args:
+        experiment: the run's settings; its data has been loaded and dealt out.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.data = experiment.data
+        with isolated_randomness(experiment.seed_everything, "backbone"):
+            backbone = build_backbone(experiment.backbone, self.data.size)
+        self._module = JointModule(
+            backbone,
+            in_features=num_features(backbone, self.data.size),
+            num_classes=len(self.data.class_names),
+            domains=self.data.domain_names,
+            lr=experiment.lr,
+            momentum=experiment.momentum,
+            weight_decay=experiment.weight_decay,
+        )
+        self._module.to(memory_format=torch.channels_last)
+        self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
+
+    def initial(self, num_domains: int) -> tuple[Tensors, Tensors]:
+        """Return theta_0, a function of the seed, with a newly initialised head of M x C outputs."""
+        weights, buffers = self._theta_0
+        with isolated_randomness(self.experiment.seed_everything, "head", num_domains):
+            head = JointHead(self._module.head.in_features, self._module.head.num_classes, num_domains)
+        return weights | {
+            f"head.{name}": value for name, value in snapshot(dict(head.named_parameters())).items()
+        }, buffers
+
+    def module(self, weights: Tensors, buffers: Tensors, targets: TargetRule | None = None) -> JointModule:
+        """Return the module with these weights; its head takes their shape."""
+        module = self._module
+        num_domains = weights["head.weight"].shape[0] // module.head.num_classes
+        if num_domains != module.head.num_domains:
+            module.head = JointHead(module.head.in_features, module.head.num_classes, num_domains)
+        module.targets = targets if targets is not None else PlainTargets()
+        with torch.no_grad():
+            for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
+                for name, tensor in live.items():
+                    tensor.copy_(values[name])
+        return module
+
+
+def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Record]:
+    """Train one client from the server's weights.
+
+    Args:
+        site: this process's data and module.
+        task: what the server sent.
+        state: what the client kept from its last participation.
+
+    Returns:
+        The client's answer and its new state; everything random in it is a function of (seed, round, client).
+    """
+    experiment, where = site.experiment, (task.round, task.client)
+    discovering = task.round == DISCOVERY
+    targets = None if task.table is None else TargetRule(task.table, draw=experiment.supervision == "random")
+    module = site.module(task.weights, task.buffers, targets)
+    if discovering:
+        update: LocalUpdate = DiscoveryProbe(task, select_parameters(module, experiment.clustering.layers))
+        epochs = experiment.clustering.epochs
+        batch_size = experiment.clustering.batch_size or experiment.batch_size
+    else:
+        update = experiment.algorithm.local(task, state)
+        epochs, batch_size = experiment.epochs, experiment.batch_size
+    shuffle = torch_generator(task.seed, "shuffle", *where)
+    loader = site.data.client_loader(task.client, task.domain, batch_size, shuffle)
+    module.generator = torch_generator(task.seed, "targets", *where)
+    module.loss_term = update.loss
+    try:
+        with quiet(), isolated_randomness(task.seed, "fit", *where):
+            trainer = silent_trainer(experiment.trainer, epochs, [update])
+            trainer.fit(module, loader)
+    finally:
+        module.generator = module.loss_term = None
+    num_steps = trainer.global_step
+    if num_steps == 0:
+        raise InputError(f"Expected client {task.client} to train in round {task.round} but it took no step.")
+    weights, buffers = snapshot(module.trainable()), snapshot(module.statistics())
+    if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
+        raise InputError(
+            f"Expected a finite update but client {task.client}'s in round {task.round} is not: lower --lr "
+            f"(now {experiment.lr}) or set --trainer.gradient_clip_val."
+        )
+    upload, state = update.report(weights, num_steps)
+    result = FitResult(
+        client=task.client,
+        num_examples=len(loader.indices),
+        num_steps=num_steps,
+        weights={} if discovering else weights,
+        buffers={} if discovering else buffers,
+        upload=upload,
+        metrics={"train/loss": update.mean_loss},
+    )
+    return result, state

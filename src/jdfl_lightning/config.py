@@ -1,0 +1,203 @@
+"""The settings of a run: a typed, frozen dataclass that is read from YAML and the command line and written back."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+from lightning.pytorch.loggers import Logger
+
+from jdfl_lightning.algorithms import Algorithm, FedAvg
+from jdfl_lightning.backends import Backend, LocalBackend
+from jdfl_lightning.data import DigitsDomains, DomainDataModule
+from jdfl_lightning.discovery import Criterion
+from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.trainer import TrainerOptions
+
+Supervision = Literal["base", "hard", "graded", "random"]
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Phase 1: how pseudo-domains are discovered."""
+
+    epochs: int = 3
+    """E_0, local epochs from theta_0 whose update is looked at."""
+    batch_size: int | None = None
+    """Images in a batch of Phase 1; null for that of the training."""
+    layers: str | list[str] = "B"
+    """Parameters to look at: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
+    criterion: Criterion = "elbow"
+    """How M is chosen if num_domains is not given: elbow or silhouette."""
+    max_domains: int = 10
+    """The largest M to try."""
+
+    def __post_init__(self) -> None:
+        require(self.epochs > 0, "--clustering.epochs", "positive", self.epochs)
+        require(self.batch_size is None or self.batch_size > 0, "--clustering.batch_size", "positive", self.batch_size)
+        require(self.max_domains > 0, "--clustering.max_domains", "positive", self.max_domains)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A federated run."""
+
+    seed_everything: int = 0
+    """Seed of everything random: initialisation, split, sampling, shuffling, random targets."""
+    data: DomainDataModule = field(default_factory=DigitsDomains)
+    """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, or your own subclass of DomainDataModule."""
+    backbone: str = "PaperCNN"
+    """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
+    algorithm: Algorithm = field(default_factory=FedAvg)
+    """The federated optimizer: FedAvg, or your own subclass of Algorithm."""
+    supervision: Supervision = "random"
+    """base: the optimizer alone, C outputs. hard, graded, random: joint head of M x C outputs with such targets."""
+    num_domains: int | None = None
+    """M, the number of pseudo-domains; null to choose it by clustering.criterion."""
+    alpha: float | None = None
+    """Mass of graded targets on the own pseudo-domain, in (0, 1]; null for 0.55 if M <= 5 and 0.45 if more."""
+    tau: float = 0.1
+    """Temperature of graded targets over the similarities of pseudo-domains, above 0."""
+    phi: float = 1.0
+    """Mass of random targets on the drawn pseudo-domain, in [0, 1]."""
+    rounds: int = 25
+    """T, communication rounds."""
+    client_fraction: float = 0.5
+    """Share of the clients that take part in a round, in (0, 1]."""
+    epochs: int = 5
+    """E, local epochs of a participant."""
+    batch_size: int = 32
+    """Images in a local batch."""
+    lr: float = 0.05
+    """Learning rate of local SGD."""
+    momentum: float = 0.0
+    """Momentum of local SGD; every fit starts with a fresh optimizer."""
+    weight_decay: float = 0.0
+    """Weight decay of local SGD."""
+    clustering: Clustering = field(default_factory=Clustering)
+    """Phase 1: how pseudo-domains are discovered."""
+    backend: Backend = field(default_factory=LocalBackend)
+    """Where clients are trained: LocalBackend."""
+    trainer: TrainerOptions = field(default_factory=TrainerOptions)
+    """Options of the Lightning Trainer that every fit uses."""
+    logger: Logger | bool = False
+    """false, true for Weights & Biases, or a Lightning logger; metrics.csv is written in any case."""
+    run_dir: str | None = None
+    """Folder of the run; it must not exist or be empty. Null for a new one in runs/."""
+
+    def __post_init__(self) -> None:
+        require(self.seed_everything >= 0, "--seed_everything", "0 or more", self.seed_everything)
+        for name in ("rounds", "epochs", "batch_size", "lr"):
+            require(getattr(self, name) > 0, f"--{name}", "positive", getattr(self, name))
+        require(0 < self.client_fraction <= 1, "--client_fraction", "above 0 and at most 1", self.client_fraction)
+        require(0 <= self.momentum < 1, "--momentum", "at least 0 and below 1", self.momentum)
+        require(self.weight_decay >= 0, "--weight_decay", "0 or more", self.weight_decay)
+        require(self.alpha is None or 0 < self.alpha <= 1, "--alpha", "above 0 and at most 1", self.alpha)
+        require(self.tau > 0, "--tau", "positive", self.tau)
+        require(0 <= self.phi <= 1, "--phi", "between 0 and 1", self.phi)
+        clients = self.data.num_clients
+        require(
+            self.num_domains is None or 1 <= self.num_domains <= clients,
+            "--num_domains",
+            f"between 1 and the number of clients, {clients},",
+            self.num_domains,
+        )
+
+    @property
+    def name(self) -> str:
+        """A readable name: data set, algorithm, supervision and seed."""
+        parts = (
+            type(self.data).__name__,
+            type(self.algorithm).__name__,
+            self.supervision,
+            f"seed{self.seed_everything}",
+        )
+        return "-".join(parts).lower()
+
+
+def as_dict(value: Any) -> Any:
+    """Return settings as plain YAML values; an object becomes its ``class_path`` and ``init_args``.
+
+    >>> as_dict(FedAvg())
+    {'class_path': 'jdfl_lightning.algorithms.fedavg.FedAvg', 'init_args': {'weighting': 'samples'}}
+    """
+    if isinstance(value, (Experiment, Clustering, TrainerOptions)):
+        return {entry.name: as_dict(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [as_dict(item) for item in value]
+    if isinstance(value, dict):
+        return {key: as_dict(item) for key, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    names = [name for name in inspect.signature(type(value).__init__).parameters if name not in ("self", "kwargs")]
+    init_args = {name: as_dict(getattr(value, name)) for name in names if hasattr(value, name)}
+    return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": init_args}
+
+
+def save_config(experiment: Experiment, file: Path) -> None:
+    """Write the complete settings; `fit --config` with this file repeats the run."""
+    settings = as_dict(dataclasses.replace(experiment, run_dir=None))
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Return the config files that come with the package, by name."""
+    here = Path(__file__).parent
+    for folder in (here / "configs", here.parents[1] / "configs"):  # in a wheel; in a checkout
+        if folder.is_dir():
+            return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def find_config(name: str) -> Path:
+    """Return a config file: a path, or the name of one that comes with the package, with or without ``.yaml``."""
+    if Path(name).is_file():
+        return Path(name)
+    shipped = shipped_configs()
+    if name.removesuffix(".yaml") in shipped:
+        return shipped[name.removesuffix(".yaml")]
+    raise InputError(f"Expected --config to be a file or one of {', '.join(shipped)} but found none for {name!r}.")
+
+
+def make_parser(program: str) -> ArgumentParser:
+    """Return the parser of a run's settings; the attribute docstrings above are its help."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(prog=program, exit_on_error=False, description=Experiment.__doc__)
+    parser.add_argument(
+        "--config",
+        action="config",
+        help="A YAML file, or the name of one that comes with the package; may be repeated.",
+    )
+    parser.add_class_arguments(Experiment)
+    defaults = as_dict(Experiment())
+    parser.set_defaults({name: defaults[name] for name in ("data", "algorithm", "backend")})
+    return parser
+
+
+def parse_experiment(program: str, args: Sequence[str]) -> Experiment:
+    """Turn command-line arguments into settings; raise an `InputError` that names what is wrong.
+
+    Args:
+        program: name of the command in help texts.
+        args: the arguments; what comes later overrides what comes before.
+    """
+    args = list(args)
+    for position, arg in enumerate(args):
+        if arg == "--config" and position + 1 < len(args):
+            args[position + 1] = str(find_config(args[position + 1]))
+        elif arg.startswith("--config="):
+            args[position] = f"--config={find_config(arg.removeprefix('--config='))}"
+    parser = make_parser(program)
+    try:
+        settings = parser.instantiate(parser.parse_args(args))
+    except ArgumentError as error:
+        raise InputError(str(error)) from error
+    return Experiment(**{entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment)})

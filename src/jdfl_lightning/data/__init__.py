@@ -1,0 +1,9 @@
+"""Data sets of several domains as LightningDataModules."""
+
+from jdfl_lightning.data.base import DomainDataModule
+from jdfl_lightning.data.digits import DigitsDomains
+from jdfl_lightning.data.folder import ImageFolderDomains
+from jdfl_lightning.data.office_caltech import OfficeCaltech
+from jdfl_lightning.data.pacs import PACS
+
+__all__ = ["PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech"]

@@ -1,0 +1,89 @@
+"""DomainDataModule: images of several domains, one training loader for each client, a test set for each domain."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from jdfl_lightning.data.loader import BatchLoader
+from jdfl_lightning.data.partition import Partition, partition
+from jdfl_lightning.errors import require
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total) while something long goes on."""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+class DomainDataModule(pl.LightningDataModule):
+    """Images that come from several domains, dealt out to clients of one domain each.
+
+    A subclass says where images come from (`load`) and what domains and classes there are. Every argument of
+    ``__init__`` is kept as an attribute of the same name, so that a config can be written from the object.
+
+    Args:
+        size: height and width of the images.
+        num_clients: N; in proportion to the domains' sizes, at least one each.
+        test_fraction: share of every domain that is held out, rounded up.
+    """
+
+    domain_names: Sequence[str] = ()
+    class_names: Sequence[str] = ()
+    images: Tensor
+    """uint8 (N, H, W, 3)."""
+    labels: Tensor
+    domains: Tensor
+    partition: Partition
+
+    def __init__(self, size: int, num_clients: int, test_fraction: float) -> None:
+        super().__init__()
+        require(size > 0, "--data.size", "positive", size)
+        require(num_clients > 0, "--data.num_clients", "positive", num_clients)
+        require(0 < test_fraction < 1, "--data.test_fraction", "between 0 and 1", test_fraction)
+        self.size = size
+        self.num_clients = num_clients
+        self.test_fraction = test_fraction
+        self.batch_size = 32
+        self.progress: Progress = no_progress
+
+    @abstractmethod
+    def load(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return images (uint8, N x H x W x 3), labels and domains."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load the images, once, and deal them out with seed 0 unless `deal` has been called."""
+        if not hasattr(self, "images"):
+            self.images, self.labels, self.domains = self.load()
+        if not hasattr(self, "partition"):
+            self.deal(0)
+
+    def deal(self, seed: int) -> Partition:
+        """Hold out the test images and deal the rest to the clients, as a function of the seed."""
+        if not hasattr(self, "images"):
+            self.images, self.labels, self.domains = self.load()
+        self.partition = partition(
+            self.labels, self.domains, self.domain_names, self.num_clients, self.test_fraction, seed
+        )
+        return self.partition
+
+    def client_loader(self, client: int, domain: int, batch_size: int, generator: torch.Generator) -> BatchLoader:
+        """Return a client's shuffled training batches; the domain in them is the client's pseudo-domain."""
+        return BatchLoader(self.images, self.labels, domain, self.partition.clients[client], batch_size, generator)
+
+    def train_dataloader(self) -> BatchLoader:
+        """Return the training images of all clients together, with their true domains (for use with no federation)."""
+        generator = torch.Generator().manual_seed(torch.initial_seed() % 2**63)
+        indices = torch.cat(self.partition.clients)
+        return BatchLoader(self.images, self.labels, self.domains, indices, self.batch_size, generator)
+
+    def test_dataloader(self) -> BatchLoader:
+        """Return the test images of all domains, with their true domains."""
+        return BatchLoader(self.images, self.labels, self.domains, torch.cat(self.partition.test), 256)
+
+    val_dataloader = test_dataloader

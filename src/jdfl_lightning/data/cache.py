@@ -1,0 +1,93 @@
+"""Decode images once, in parallel, into one uint8 array on disk that every later start maps into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+import torch
+from PIL import Image
+from torch import Tensor
+
+from jdfl_lightning.data.base import Progress
+from jdfl_lightning.errors import InputError, Note
+
+_FORMAT = "1"  # part of every key: raise it when the decoding changes
+
+
+def cache_folder() -> Path:
+    """Return where decoded images are kept: ``JDFL_CACHE`` if set, else the user's cache folder."""
+    return Path(os.environ.get("JDFL_CACHE") or platformdirs.user_cache_dir("jdfl-lightning"))
+
+
+def decode(path: Path, size: int) -> np.ndarray:
+    """Read an image as RGB of size x size; an unreadable one is named in the error."""
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (size, size))  # lets the JPEG decoder skip detail that the resize would drop
+            pixels = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0))
+    except FileNotFoundError as error:
+        raise InputError(f"Expected an image but there is no file {path}.") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
+    return pixels
+
+
+def _key(paths: Sequence[Path], size: int) -> str:
+    """Return a key of what the array is made from: the files, their sizes and dates, and how they are decoded."""
+    digest = hashlib.blake2b(f"{_FORMAT} {size}".encode(), digest_size=16)
+    for path in paths:
+        stat = path.stat()
+        digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _map(file: Path) -> Tensor:
+    # copy on write: processes share the pages, nobody can change the file
+    return torch.from_numpy(np.load(file, mmap_mode="c"))
+
+
+def decode_all(paths: Sequence[Path], size: int, progress: Progress) -> Tensor:
+    """Return uint8 images (N, size, size, 3), from the cache if it has them.
+
+    Args:
+        paths: absolute paths, in the order that the images are wanted in.
+        size: height and width.
+        progress: called as the images are decoded.
+    """
+    file = cache_folder() / f"{_key(paths, size)}.npy"
+    if file.is_file():
+        try:
+            return _map(file)
+        except (OSError, ValueError):
+            pass  # damaged: decode again and replace it
+    images = np.empty((len(paths), size, size, 3), dtype=np.uint8)
+
+    def work(position: int) -> None:
+        images[position] = decode(paths[position], size)
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        futures = [pool.submit(work, position) for position in range(len(paths))]
+        try:
+            for done, future in enumerate(futures, start=1):
+                future.result()
+                progress("decoding images", done, len(paths))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as aside:
+            np.save(aside, images)
+        Path(aside.name).replace(file)
+    except OSError as error:
+        warnings.warn(f"The decoded images could not be kept in {file.parent}: {error}.", Note, stacklevel=2)
+        return torch.from_numpy(images)
+    return _map(file)

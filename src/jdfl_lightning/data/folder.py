@@ -1,0 +1,185 @@
+"""ImageFolderDomains: any tree of domain/class/image; the known data sets are small subclasses of it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jdfl_lightning.data.base import DomainDataModule
+from jdfl_lightning.data.cache import decode_all
+from jdfl_lightning.data.download import download
+from jdfl_lightning.errors import InputError, Note
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
+_DEPTH = 3  # how far below the root the domains are looked for: PACS/kfold/<domain>, pacs/images/<domain>
+
+
+def _squash(name: str) -> str:
+    """Return what stays the same between ``back_pack`` and ``backpack``, ``Caltech`` and ``caltech``."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    """Return the visible subfolders, by name, in alphabetical order."""
+    found = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith((".", "__")))
+    return {path.name: path for path in found}
+
+
+def _match(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return those of the names that have a subfolder, however it is spelt."""
+    spelt = {_squash(name): path for name, path in _folders(folder).items()}
+    return {name: spelt[_squash(name)] for name in names if _squash(name) in spelt}
+
+
+def _list_images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != ".")
+
+
+class ImageFolderDomains(DomainDataModule):
+    """Images in a tree ``root/<domain>/<class>/<image>``; every domain must have every class.
+
+    Args:
+        root: the folder of the domains, or one that contains it.
+        size: height and width that the images are resized to.
+        num_clients: N; in proportion to the domains' sizes, at least one each.
+        test_fraction: share of every domain that is held out, rounded up.
+    """
+
+    def __init__(
+        self, root: str | None = None, size: int = 112, num_clients: int = 10, test_fraction: float = 0.2
+    ) -> None:
+        super().__init__(size, num_clients, test_fraction)
+        self.root = None if root is None else str(Path(root).expanduser().absolute())
+
+    def _root(self) -> Path:
+        if self.root is None:
+            raise InputError(f"Expected --data.root: the folder of {type(self).__name__}, as <domain>/<class>/<image>.")
+        root = Path(self.root)
+        if not root.is_dir():
+            raise InputError(f"Expected --data.root to be a folder but found none at {self.root}.")
+        return root
+
+    def find(self, root: Path) -> dict[str, dict[str, list[Path]]]:
+        """Return the images of a tree as domain -> class -> files; raise an `InputError` if something is missing."""
+        domains = _folders(root)
+        classes = sorted({name for folder in domains.values() for name in _folders(folder)})
+        if len(domains) < 1 or not classes:
+            raise InputError(f"Expected folders <domain>/<class>/<image> in --data.root but found none in {root}.")
+        return {domain: self._classes(domain, folder, classes) for domain, folder in domains.items()}
+
+    def _classes(self, domain: str, folder: Path, classes: Sequence[str]) -> dict[str, list[Path]]:
+        if not _match(folder, classes) and "images" in _folders(folder):
+            folder = folder / "images"
+        found = {name: _list_images(path) for name, path in _match(folder, classes).items()}
+        for name in classes:
+            if not found.get(name):
+                raise InputError(
+                    f"Expected every domain to have every class but {domain} has no image of {name} in {folder}."
+                )
+        return found
+
+    def load(self) -> tuple[Tensor, Tensor, Tensor]:
+        """List the images and decode them, or take them from the cache."""
+        tree = self.find(self._root())
+        self.domain_names = tuple(tree)
+        self.class_names = tuple(next(iter(tree.values())))
+        listed = [
+            (path, label, domain)
+            for domain, classes in enumerate(tree.values())
+            for label, paths in enumerate(classes.values())
+            for path in paths
+        ]
+        images = decode_all([path for path, _, _ in listed], self.size, self.progress)
+        return images, torch.tensor([label for _, label, _ in listed]), torch.tensor([d for _, _, d in listed])
+
+
+class KnownDomains(ImageFolderDomains):
+    """A published data set in the layouts met in the wild, with a download.
+
+    A subclass names domains, classes, counts, mirrors and terms.
+
+    Args:
+        root: the folder of the domains, or one that contains it.
+        size: height and width that the images are resized to.
+        num_clients: N; in proportion to the domains' sizes, at least one each.
+        test_fraction: share of every domain that is held out, rounded up.
+        download: fetch the images into ``root`` if they are not there.
+    """
+
+    counts: dict[str, tuple[int, ...]]
+    """Images of each class, by domain."""
+    mirrors: tuple[str, ...]
+    """Addresses of zip files, best first."""
+    terms: str
+    """Under what terms the images may be used."""
+
+    def __init__(
+        self,
+        root: str | None = None,
+        size: int = 112,
+        num_clients: int = 10,
+        test_fraction: float = 0.2,
+        download: bool = False,
+    ) -> None:
+        super().__init__(root, size, num_clients, test_fraction)
+        self.download = download
+
+    def find(self, root: Path) -> dict[str, dict[str, list[Path]]]:
+        """Look for the domains in the root or below it, with their folders spelt in any of the known ways."""
+        level = [root]
+        for _ in range(_DEPTH + 1):
+            for folder in level:
+                domains = _match(folder, self.domain_names)
+                if len(domains) == len(self.domain_names):
+                    return {name: self._classes(name, path, self.class_names) for name, path in domains.items()}
+            level = [below for folder in level for below in _folders(folder).values()]
+        raise InputError(
+            f"Expected {type(self).__name__} in --data.root but found no folder with {', '.join(self.domain_names)} in {root}. "
+            f"{self._instructions(root)}"
+        )
+
+    def load(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Download if asked and needed, then list and decode the images."""
+        if self.download:
+            self._download()
+        data = super().load()
+        _, labels, domains = data
+        for domain, name in enumerate(self.domain_names):
+            counts = tuple(torch.bincount(labels[domains == domain], minlength=len(self.class_names)).tolist())
+            if counts != self.counts[name]:
+                warnings.warn(
+                    f"{type(self).__name__}'s {name} has {sum(counts):,} images here, {sum(self.counts[name]):,} as published: "
+                    "results are not comparable.",
+                    Note,
+                    stacklevel=2,
+                )
+        return data
+
+    def _instructions(self, root: Path) -> str:
+        return (
+            f"Pass --data.download true, or put the images as {root}/<domain>/<class>/<image> yourself; classes: "
+            f"{', '.join(self.class_names)}."
+        )
+
+    def _download(self) -> None:
+        if self.root is None:
+            raise InputError("Expected --data.root: the folder to download to.")
+        root = Path(self.root)
+        if root.is_dir() and any(root.iterdir()):
+            return  # something is there: use it, or say what is wrong with it
+        warnings.warn(f"Downloading {type(self).__name__} to {root}. Terms: {self.terms}", Note, stacklevel=2)
+        try:
+            download(self.mirrors, root, self._check, self.progress)
+        except InputError as error:
+            raise InputError(f"{error}. {self._instructions(root)}") from error
+
+    def _check(self, folder: Path) -> None:
+        for domain, classes in self.find(folder).items():
+            counts = tuple(len(paths) for paths in classes.values())
+            if counts != self.counts[domain]:
+                raise InputError(f"{domain} has {counts} images a class instead of {self.counts[domain]}")

@@ -1,0 +1,53 @@
+"""Batches straight from one array of decoded images: no worker processes, no per-image work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def to_input(images: Tensor) -> Tensor:
+    """Turn uint8 images (B, H, W, 3) into a network's input (B, 3, H, W) in [-1, 1].
+
+    The memory stays as it is: seen as (B, 3, H, W) it is torch's channels_last layout, the fast one for convolutions.
+    """
+    return images.permute(0, 3, 1, 2).to(torch.float32).mul_(2 / 255).sub_(1)
+
+
+class BatchLoader:
+    """Gives batches (images, labels, domains); Lightning takes it as it takes a DataLoader.
+
+    Args:
+        images: uint8 (N, H, W, 3).
+        labels: (N,).
+        domains: (N,), or one number for all.
+        indices: which of the N to give.
+        batch_size: images in a batch; the last one may be smaller.
+        generator: shuffles anew for every pass; without it the order is that of the indices.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        domains: Tensor | int,
+        indices: Tensor,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.images, self.labels, self.domains = images, labels, domains
+        self.indices, self.batch_size, self.generator = indices, batch_size, generator
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        order = self.indices
+        if self.generator is not None:
+            order = order[torch.randperm(len(order), generator=self.generator)]
+        for chosen in order.split(self.batch_size):
+            labels = self.labels[chosen]
+            domains = torch.full_like(labels, self.domains) if isinstance(self.domains, int) else self.domains[chosen]
+            yield to_input(self.images[chosen]), labels, domains

@@ -1,0 +1,130 @@
+"""What a user sees while a run goes on: one progress display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as minutes and seconds, or hours, minutes and seconds.
+
+    >>> clock(75), clock(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class Display:
+    """Progress of a run. The base class shows nothing; the two others differ in how they show it."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the display down."""
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Show how far something is: decoding, downloading, discovery, the clients of a round."""
+
+    def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Show a finished round."""
+
+
+def round_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
+    """Return a round's numbers in one line."""
+    return (
+        f"round {number}/{total}  acc {100 * metrics['test/acc']:.2f}  best {100 * metrics['test/acc_best']:.2f}  "
+        f"worst domain {100 * metrics['test/acc_worst']:.2f}  loss {metrics['train/loss']:.4f}  left {clock(left)}"
+    )
+
+
+class _TimedDisplay(Display):
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._begin: tuple[float, int] | None = None
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _time_left(self, number: int, total: int, metrics: Mapping[str, float]) -> float:
+        """Return the seconds left, from the mean of the rounds seen so far."""
+        now = time.monotonic()
+        if self._begin is None:
+            self._begin = now - metrics["time/fit"] - metrics["time/evaluate"], number - 1
+        begin, before = self._begin
+        return (now - begin) / (number - before) * (total - number)
+
+
+class PlainDisplay(_TimedDisplay):
+    """Plain lines: one for each finished stage and for each round."""
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Say when a long stage is over; the clients of a round are not worth a line."""
+        if done == total and not what.startswith("round"):
+            self.say(f"{what}: {total} done")
+
+    def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Print the round's line."""
+        self.say(round_line(number, total, metrics, self._time_left(number, total, metrics)))
+
+
+class LiveDisplay(_TimedDisplay):
+    """One live display: a bar for the rounds, and one for the stage or round under way."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            console=console,
+            transient=True,
+        )
+        self._stage: tuple[str, TaskID] | None = None
+        self._rounds: TaskID | None = None
+
+    def __enter__(self) -> Display:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the display down."""
+        self._bars.stop()
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Move the stage's bar; a new stage takes the old one's place."""
+        if self._stage is None or self._stage[0] != what:
+            if self._stage is not None:
+                self._bars.remove_task(self._stage[1])
+            self._stage = what, self._bars.add_task(what, total=total, numbers="")
+        self._bars.update(self._stage[1], completed=done, total=total)
+
+    def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Move the rounds' bar and show the newest numbers."""
+        if self._rounds is None:
+            self._rounds = self._bars.add_task("rounds", total=total, numbers="")
+        left = self._time_left(number, total, metrics)
+        numbers = f"acc {100 * metrics['test/acc']:.2f}  best {100 * metrics['test/acc_best']:.2f}  left {clock(left)}"
+        self._bars.update(self._rounds, completed=number, numbers=numbers)
+
+
+def open_display(console: Console) -> Display:
+    """Return the display that fits where the output goes."""
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)

@@ -1,0 +1,22 @@
+"""What a user is told: an error that ends a command with one clear line and exit code 2, or a note."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used; the message names it and the way out."""
+
+
+class Note(UserWarning):
+    """Something the user should know; the command goes on."""
+
+
+def require(holds: bool, flag: str, expected: str, value: object) -> None:
+    """Raise an `InputError` that names the flag, unless the condition holds.
+
+    >>> require(1.5 <= 1, "--phi", "between 0 and 1", 1.5)
+    Traceback (most recent call last):
+    jdfl_lightning.errors.InputError: Expected --phi to be between 0 and 1 but got 1.5.
+    """
+    if not holds:
+        raise InputError(f"Expected {flag} to be {expected} but got {value!r}.")

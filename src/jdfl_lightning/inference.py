@@ -1,0 +1,100 @@
+"""What can be done with a finished run: test its weights again, predict the classes of new images."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import torch
+
+from jdfl_lightning.client import Site
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.data.cache import decode
+from jdfl_lightning.data.folder import IMAGE_SUFFIXES
+from jdfl_lightning.data.loader import to_input
+from jdfl_lightning.display import Display
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.evaluation import Scores, evaluate
+from jdfl_lightning.experiment import prepare
+from jdfl_lightning.joint import class_probabilities, predict_class, split_index
+from jdfl_lightning.models import build_backbone
+from jdfl_lightning.run_folder import SavedModel, Which, load_model
+
+_BATCH = 64
+
+
+def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Which, Scores]:
+    """Evaluate the best and the last weights of a run on the held-out images of its experiment."""
+    models: dict[Which, SavedModel] = {"best": load_model(folder, "best"), "last": load_model(folder, "last")}
+    prepare(experiment, display)
+    site = Site(experiment)
+    return {which: evaluate(site, model.weights, model.buffers) for which, model in models.items()}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of an image."""
+
+    image: Path
+    label: str
+    probability: float
+    """Of the class: the joint probabilities summed over the pseudo-domains."""
+    domain: int
+    """The pseudo-domain whose output is the largest."""
+
+
+def list_images(paths: Sequence[Path]) -> list[Path]:
+    """Return the images named, and those in the folders named; a path that does not exist is named in the error."""
+    images: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"Expected an image or a folder of images but there is no {path}.")
+        below = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
+        images += below
+    if not images:
+        raise InputError(f"Expected images but found none in {', '.join(map(str, paths))}.")
+    return images
+
+
+def predict(model: SavedModel, images: Sequence[Path], unreadable: list[str]) -> Iterator[Prediction]:
+    """Give a prediction for each image; what is wrong with an unreadable one is added to ``unreadable``."""
+    num_classes = len(model.class_names)
+    backbone = build_backbone(model.backbone, model.size).eval()
+    backbone.load_state_dict({n.removeprefix("backbone."): t for n, t in _of(model, "backbone.").items()})
+    head = _of(model, "head.")
+    for start in range(0, len(images), _BATCH):
+        paths, pixels = [], []
+        for path in images[start : start + _BATCH]:
+            try:
+                pixels.append(decode(path, model.size))
+                paths.append(path)
+            except InputError as error:
+                unreadable.append(str(error))
+        if not paths:
+            continue
+        with torch.inference_mode():
+            features = backbone(to_input(torch.from_numpy(np.stack(pixels))))
+            logits = torch.nn.functional.linear(features, head["head.weight"], head["head.bias"])
+            classes = predict_class(logits, num_classes)
+            probabilities = class_probabilities(logits, num_classes).gather(1, classes.unsqueeze(1)).squeeze(1)
+            domains, _ = split_index(logits.argmax(dim=1), num_classes)
+        for path, label, probability, domain in zip(
+            paths, classes.tolist(), probabilities.tolist(), domains.tolist(), strict=True
+        ):
+            yield Prediction(path, model.class_names[label], probability, domain)
+
+
+def _of(model: SavedModel, prefix: str) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in (model.weights | model.buffers).items() if name.startswith(prefix)}
+
+
+def write_predictions(predictions: Iterator[Prediction], out: TextIO) -> None:
+    """Write predictions as CSV: image, class, probability, pseudo_domain."""
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["image", "class", "probability", "pseudo_domain"])
+    for item in predictions:
+        writer.writerow([item.image, item.label, f"{item.probability:.4f}", item.domain])

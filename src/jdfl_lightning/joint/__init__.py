@@ -1,0 +1,42 @@
+"""The joint head, its targets, loss and metrics; they need torch and torchmetrics alone."""
+
+from jdfl_lightning.joint.accuracy import DomainAccuracy, JointAccuracy, joint_correct
+from jdfl_lightning.joint.head import (
+    JointHead,
+    class_probabilities,
+    class_scores,
+    joint_index,
+    predict_class,
+    split_index,
+)
+from jdfl_lightning.joint.loss import SoftTargetKLLoss, soft_target_kl
+from jdfl_lightning.joint.targets import (
+    GradedTargets,
+    HardTargets,
+    PlainTargets,
+    RandomTargets,
+    TargetRule,
+    dense_targets,
+    graded_table,
+)
+
+__all__ = [
+    "DomainAccuracy",
+    "GradedTargets",
+    "HardTargets",
+    "JointAccuracy",
+    "JointHead",
+    "PlainTargets",
+    "RandomTargets",
+    "SoftTargetKLLoss",
+    "TargetRule",
+    "class_probabilities",
+    "class_scores",
+    "dense_targets",
+    "graded_table",
+    "joint_correct",
+    "joint_index",
+    "predict_class",
+    "soft_target_kl",
+    "split_index",
+]

@@ -1,0 +1,168 @@
+"""Target rules: how the supervisory mass of a sample is shared among the M pseudo-domains of its class.
+
+Every rule is a table of M x M weights and a way to choose a row of it: the sample's own domain (graded, hard) or a
+domain drawn anew for each sample (random). A rule therefore gives weights over domains (B, M), and the loss never
+has to build a dense target of M x C entries.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+
+def _check_range(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:
+    if not (low < value if low_open else low <= value) or not value <= high:
+        interval = f"{'(' if low_open else '['}{low}, {high}]"
+        raise ValueError(f"Expected argument `{name}` to be in {interval} but got {value}.")
+
+
+class TargetRule(nn.Module):
+    """A table of weights over domains, and the choice of its row.
+
+    Args:
+        table: (M, M); row d is the distribution over domains for a sample of domain d. Rows sum to 1.
+        draw: choose a row at random for each sample instead of the sample's own domain.
+
+    >>> TargetRule(torch.eye(2))(torch.tensor([1, 0, 1]))
+    tensor([[0., 1.],
+            [1., 0.],
+            [0., 1.]])
+    """
+
+    table: Tensor
+
+    def __init__(self, table: Tensor, draw: bool = False) -> None:
+        super().__init__()
+        if table.ndim != 2 or table.shape[0] != table.shape[1] or table.shape[0] < 1:
+            raise ValueError(f"Expected argument `table` to be square but got shape {tuple(table.shape)}.")
+        self.register_buffer("table", table.to(torch.get_default_dtype()))
+        self.draw = draw
+
+    @property
+    def num_domains(self) -> int:
+        """M."""
+        return self.table.shape[0]
+
+    def forward(self, domains: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return weights over domains (B, M) for samples of the given domains (B,).
+
+        Args:
+            domains: the pseudo-domain of each sample, 0-based.
+            generator: CPU generator of the drawn rows; torch's global one if not given.
+        """
+        if self.draw:
+            drawn = torch.randint(self.num_domains, domains.shape, generator=generator)
+            domains = drawn.to(self.table.device)
+        return self.table[domains]
+
+
+class PlainTargets(TargetRule):
+    """The baseline: one domain, ordinary class labels.
+
+    >>> PlainTargets()(torch.tensor([0, 0]))
+    tensor([[1.],
+            [1.]])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(torch.ones(1, 1))
+
+    def forward(self, domains: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return ones (B, 1): with a single output for each class the domain does not matter."""
+        return self.table.expand(domains.shape[0], 1)
+
+
+class HardTargets(TargetRule):
+    """All mass on the sample's own domain: the paper's expanded-head ablation.
+
+    Args:
+        num_domains: M.
+    """
+
+    def __init__(self, num_domains: int) -> None:
+        super().__init__(torch.eye(num_domains))
+
+
+class RandomTargets(TargetRule):
+    r"""Mass :math:`\phi` on a domain drawn for each sample and epoch, :math:`(1-\phi)/(M-1)` on each other one.
+
+    Args:
+        num_domains: M.
+        phi: mass on the drawn domain, in [0, 1].
+
+    >>> RandomTargets(num_domains=3, phi=0.5).table
+    tensor([[0.5000, 0.2500, 0.2500],
+            [0.2500, 0.5000, 0.2500],
+            [0.2500, 0.2500, 0.5000]])
+    """
+
+    def __init__(self, num_domains: int, phi: float = 1.0) -> None:
+        _check_range("phi", phi, 0, 1)
+        table = torch.ones(1, 1)
+        if num_domains > 1:
+            table = torch.full((num_domains, num_domains), (1 - phi) / (num_domains - 1)).fill_diagonal_(phi)
+        super().__init__(table, draw=True)
+
+
+def default_alpha(num_domains: int) -> float:
+    """Return the paper's main probability: 0.55 for up to 5 pseudo-domains, 0.45 for more."""
+    return 0.55 if num_domains <= 5 else 0.45
+
+
+def graded_table(similarities: Tensor, alpha: float, tau: float) -> Tensor:
+    r"""Turn similarities of domains (M, M) into graded weights (M, M).
+
+    Row d has :math:`\alpha` on d and :math:`(1-\alpha)\,\mathrm{softmax}_{d' \neq d}(s_{d,d'}/\tau)` elsewhere;
+    a single domain gets everything.
+
+    >>> graded_table(torch.tensor([[1.0, 0.9], [0.9, 1.0]]), alpha=0.7, tau=0.1)
+    tensor([[0.7000, 0.3000],
+            [0.3000, 0.7000]])
+    """
+    _check_range("alpha", alpha, 0, 1, low_open=True)
+    _check_range("tau", tau, 0, float("inf"), low_open=True)
+    num_domains = similarities.shape[0]
+    if num_domains == 1:
+        return torch.ones(1, 1)
+    own = torch.eye(num_domains, dtype=torch.bool)
+    # double precision: at a small tau the exponents are large, and the rows have to sum to 1
+    weights = (similarities.double() / tau).masked_fill(own, -torch.inf).softmax(dim=1)
+    return ((1 - alpha) * weights).masked_fill(own, alpha).to(torch.get_default_dtype())
+
+
+def cosine_similarities(centroids: Tensor) -> Tensor:
+    """Return the cosine similarity of every pair of centroids (M, D) as (M, M); a zero centroid is similar to none."""
+    unit = nn.functional.normalize(centroids.double(), dim=1)
+    return unit @ unit.T
+
+
+class GradedTargets(TargetRule):
+    r"""Mass :math:`\alpha` on the sample's own domain, the rest shared with similar domains (graded invariance).
+
+    Args:
+        centroids: (M, D), the centroids of the pseudo-domains.
+        alpha: mass on the own domain, in (0, 1]; the paper's 0.55 (M <= 5) or 0.45 if not given.
+        tau: temperature of the softmax over cosine similarities, above 0.
+
+    >>> GradedTargets(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])).table
+    tensor([[5.5000e-01, 2.2500e-01, 2.2500e-01],
+            [2.0428e-05, 5.5000e-01, 4.4998e-01],
+            [2.0428e-05, 4.4998e-01, 5.5000e-01]])
+    """
+
+    def __init__(self, centroids: Tensor, alpha: float | None = None, tau: float = 0.1) -> None:
+        if centroids.ndim != 2:
+            raise ValueError(f"Expected argument `centroids` to have shape (M, D) but got {tuple(centroids.shape)}.")
+        alpha = default_alpha(centroids.shape[0]) if alpha is None else alpha
+        super().__init__(graded_table(cosine_similarities(centroids), alpha, tau))
+
+
+def dense_targets(weights: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Return the full target (B, M*C) of weights over domains (B, M) and class labels (B,).
+
+    >>> dense_targets(torch.tensor([[0.7, 0.3]]), torch.tensor([0]), num_classes=2)
+    tensor([[0.7000, 0.0000, 0.3000, 0.0000]])
+    """
+    return (weights.unsqueeze(2) * one_hot(labels, num_classes).unsqueeze(1)).flatten(1)

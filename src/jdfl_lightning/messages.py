@@ -1,0 +1,67 @@
+"""What crosses the boundary between server and client: named tensors and plain numbers, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from jdfl_lightning.tensors import Record, Tensors, num_bytes
+
+DISCOVERY = 0
+"""The round of Phase 1; training rounds count from 1."""
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """The server's request: train from these weights and report."""
+
+    client: int
+    """Id of the client, counted from 0."""
+    round: int
+    """1 to T; `DISCOVERY` in Phase 1."""
+    seed: int
+    """Seed of the whole run; the client derives its own from (seed, round, client)."""
+    weights: Tensors
+    """Trainable parameters, theta."""
+    buffers: Tensors = field(default_factory=dict)
+    """What the network keeps beside its parameters, such as BatchNorm's statistics."""
+    server: Record = field(default_factory=dict)
+    """The algorithm's broadcast."""
+    weight: float = 1.0
+    """w_i = N n_i / sum(n), or 1 with uniform weighting."""
+    domain: int = 0
+    """The client's pseudo-domain z_i."""
+    table: Tensor | None = None
+    """Weights over pseudo-domains (M, M), a row for each pseudo-domain; none in Phase 1 and for the baseline."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors in this message."""
+        table = {} if self.table is None else {"table": self.table}
+        return num_bytes({"weights": self.weights, "buffers": self.buffers, "table": table, **self.server})
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The client's answer."""
+
+    client: int
+    """Id of the client."""
+    num_examples: int
+    """n_i, images the client trained on."""
+    num_steps: int
+    """K, optimizer steps really taken."""
+    weights: Tensors = field(default_factory=dict)
+    """Trainable parameters after the fit, theta_i; empty in Phase 1."""
+    buffers: Tensors = field(default_factory=dict)
+    """Buffers after the fit."""
+    upload: Record = field(default_factory=dict)
+    """What the algorithm sends beside the weights."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Plain numbers to log, such as the mean training loss."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors in this message."""
+        return num_bytes({"weights": self.weights, "buffers": self.buffers, **self.upload})

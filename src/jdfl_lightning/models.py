@@ -1,0 +1,155 @@
+"""Backbones: networks that turn images into feature vectors, the paper's CNN first."""
+
+from __future__ import annotations
+
+import importlib
+from fnmatch import fnmatch
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from jdfl_lightning.errors import InputError
+
+
+def _block(inputs: int, outputs: int, groups: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1),
+        nn.GroupNorm(groups, outputs),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(outputs, outputs, 3, padding=1),
+        nn.GroupNorm(groups, outputs),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2, 2),
+    )
+
+
+class PaperCNN(nn.Module):
+    """The paper's lightweight CNN up to its features: three conv blocks with GroupNorm, then fc1 and fc2.
+
+    The head (the paper's fc3) is a `JointHead` on the 128 features. The paper leaves open what stands between the
+    fully connected layers; a ReLU follows fc1 and fc2.
+
+    Args:
+        size: height and width of the images, a multiple of 8.
+
+    >>> PaperCNN(size=32)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 128])
+    """
+
+    def __init__(self, size: int = 112) -> None:
+        super().__init__()
+        if size < 8 or size % 8:
+            raise InputError(
+                f"Expected the image size to be a multiple of 8 but got {size}: PaperCNN halves it three times."
+            )
+        self.size = size
+        self.block1 = _block(3, 32, groups=8)
+        self.block2 = _block(32, 64, groups=16)
+        self.block3 = _block(64, 128, groups=16)
+        self.fc1 = nn.Linear(128 * (size // 8) ** 2, 256)
+        self.fc2 = nn.Linear(256, 128)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features (B, 128) of images (B, 3, size, size)."""
+        maps = self.block3(self.block2(self.block1(images)))
+        features: Tensor = self.fc2(self.fc1(maps.flatten(1)).relu_()).relu_()
+        return features
+
+
+def _without_classifier(model: nn.Module) -> nn.Module:
+    """Replace the last linear layer of a torchvision classifier by the identity, so that it gives features."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise InputError(f"Expected a classifier with a linear head but got {type(model).__name__}.")
+    parent, _, child = linear[-1].rpartition(".")
+    setattr(model.get_submodule(parent), child, nn.Identity())
+    return model
+
+
+def build_backbone(name: str, size: int) -> nn.Module:
+    """Build a backbone by name.
+
+    Args:
+        name: ``PaperCNN``; a torchvision classifier (``resnet18``), randomly initialised and without its head; or
+            the import path of a class or function that takes the image size and returns a module (``mine.net``).
+        size: height and width of the images.
+
+    >>> type(build_backbone("PaperCNN", 32)).__name__
+    'PaperCNN'
+    """
+    if name == "PaperCNN":
+        return PaperCNN(size)
+    if "." in name:
+        path, _, attribute = name.rpartition(".")
+        try:
+            return cast(nn.Module, getattr(importlib.import_module(path), attribute)(size))
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"Expected --backbone to name something to import but got {name!r}: {error}.") from error
+    from torchvision.models import get_model, list_models
+
+    if name not in list_models():
+        raise InputError(
+            f"Expected --backbone to be PaperCNN, one of torchvision's models (such as resnet18) or an import path "
+            f"but got {name!r}."
+        )
+    return _without_classifier(get_model(name, weights=None))
+
+
+def num_features(backbone: nn.Module, size: int) -> int:
+    """Return the length of the feature vector, found by passing one empty image through."""
+    training = backbone.training
+    with torch.no_grad():
+        features = backbone.eval()(torch.zeros(1, 3, size, size))
+    backbone.train(training)
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        raise InputError(
+            f"Expected the backbone {type(backbone).__name__} to give features of shape (B, F) but got "
+            f"{tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__}."
+        )
+    return features.shape[1]
+
+
+def conv_blocks(backbone: nn.Module) -> list[str]:
+    """Return the names of the backbone's outermost parts that hold a convolution, first to last.
+
+    >>> conv_blocks(PaperCNN(32))
+    ['block1', 'block2', 'block3']
+    """
+    parts, prefix = list(backbone.named_children()), ""
+    while len(convolutional := [(n, m) for n, m in parts if _has_convolution(m)]) == 1:
+        name, only = convolutional[0]
+        if isinstance(only, nn.Conv2d):
+            break
+        prefix, parts = f"{prefix}{name}.", list(only.named_children())
+    return [prefix + name for name, _ in convolutional]
+
+
+def _has_convolution(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.Conv2d) for part in module.modules())
+
+
+LAYER_SUBSETS = {"A": 0, "B": 1, "C": 2}
+"""The paper's subsets of layers, by the number of last conv blocks that join the head."""
+
+
+def select_parameters(module: nn.Module, layers: str | list[str]) -> list[str]:
+    """Return the names of the parameters that discovery looks at.
+
+    Args:
+        module: has a ``backbone`` and a ``head``.
+        layers: ``"A"`` the head, ``"B"`` the last conv block and the head, ``"C"`` the last two and the head; or
+            patterns of parameter names (``["backbone.fc*", "head.*"]``).
+    """
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    if isinstance(layers, str):
+        if layers not in LAYER_SUBSETS:
+            raise InputError(f"Expected --clustering.layers to be A, B, C or a list of patterns but got {layers!r}.")
+        blocks = conv_blocks(cast(nn.Module, module.backbone))
+        patterns = [f"backbone.{block}.*" for block in blocks[len(blocks) - LAYER_SUBSETS[layers] :]] + ["head.*"]
+    else:
+        patterns = layers
+    chosen = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+    if not chosen:
+        raise InputError(f"Expected --clustering.layers to match parameters but {patterns} match none of {names}.")
+    return chosen

@@ -1,0 +1,121 @@
+"""JointModule, the LightningModule of a client; it trains just as well with no federation at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from jdfl_lightning.joint import DomainAccuracy, JointAccuracy, JointHead, PlainTargets, SoftTargetKLLoss, TargetRule
+from jdfl_lightning.joint.head import Score
+from jdfl_lightning.tensors import Tensors
+
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Images (B, 3, H, W), class labels (B,), domains (B,)."""
+
+
+class LossTerm(Protocol):
+    """What an algorithm makes of the task's loss."""
+
+    def __call__(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss to minimise."""
+
+
+class JointModule(pl.LightningModule):
+    """A backbone with a joint head, trained on soft joint targets and judged by the class alone.
+
+    Batches are (images, labels, domains). In training the domains choose the targets; in validation and test they
+    only name the groups that accuracy is reported for.
+
+    Args:
+        backbone: gives features (B, in_features).
+        in_features: length of the feature vector.
+        num_classes: C.
+        targets: how mass is shared among the M pseudo-domains; `PlainTargets` (M = 1) is an ordinary classifier.
+        domains: names, or the number, of the domains that accuracy is reported for.
+        lr: learning rate of SGD.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of SGD.
+        score: how the logits of a class become its score.
+
+    >>> module = JointModule(nn.Flatten(), in_features=12, num_classes=3, targets=TargetRule(torch.eye(2)))
+    >>> module(torch.zeros(5, 3, 2, 2)).shape
+    torch.Size([5, 6])
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        in_features: int,
+        num_classes: int,
+        targets: TargetRule | None = None,
+        domains: Sequence[str] | int | None = None,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        score: Score = "max",
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["backbone", "targets"])
+        self.targets = targets if targets is not None else PlainTargets()
+        self.backbone = backbone
+        self.head = JointHead(in_features, num_classes, self.targets.num_domains, score=score)
+        self.loss = SoftTargetKLLoss()
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        groups = domains if domains is not None else self.targets.num_domains
+        self.val_accuracy = JointAccuracy(num_classes, score)
+        self.test_accuracy = DomainAccuracy(num_classes, groups, score)
+        self.loss_term: LossTerm | None = None
+        """Set by an algorithm for the length of a fit."""
+        self.generator: torch.Generator | None = None
+        """Source of the random targets; torch's global one if not set."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return joint logits (B, M*C)."""
+        logits: Tensor = self.head(self.backbone(images))
+        return logits
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss of a batch."""
+        images, labels, domains = batch
+        features = self.backbone(images)
+        weights = self.targets(domains, self.generator)
+        loss: Tensor = self.loss(self.head(features), weights, labels)
+        if self.loss_term is not None:
+            return self.loss_term(loss, features, labels)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count class-only accuracy."""
+        images, labels, _ = batch
+        self.val_accuracy.update(self(images), labels)
+        self.log("val/acc", self.val_accuracy, prog_bar=True)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count class-only accuracy for each domain."""
+        images, labels, domains = batch
+        self.test_accuracy.update(self(images), labels, domains)
+
+    def on_test_epoch_end(self) -> None:
+        """Log accuracy overall, of the worst domain, and for each domain."""
+        scores = self.test_accuracy.compute()
+        overall, worst, spread = (scores.pop(name) for name in ("overall", "worst", "spread"))
+        self.log_dict({"test/acc": overall, "test/acc_worst": worst, "test/acc_spread": spread})
+        self.log_dict({f"test/acc/{name}": score for name, score in scores.items()})
+        self.test_accuracy.reset()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """SGD, the paper's local optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def trainable(self) -> Tensors:
+        """Return the live parameters of backbone and head that are trained, by name."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def statistics(self) -> Tensors:
+        """Return the live buffers of the backbone (BatchNorm's statistics), by name."""
+        return {f"backbone.{name}": buffer for name, buffer in self.backbone.named_buffers()}

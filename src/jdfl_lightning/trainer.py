@@ -1,0 +1,64 @@
+"""One silent Lightning Trainer for each fit and each evaluation."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import lightning.pytorch as pl
+
+_LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning")
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """What of Lightning's Trainer is the user's; the rest (epochs, logger, bars, checkpoints) is the federation's."""
+
+    accelerator: str = "auto"
+    """Lightning's accelerator: auto, cpu, gpu, mps."""
+    devices: int | str = 1
+    """Devices that one client trains on."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true"] = "32-true"
+    """Lightning's precision."""
+    gradient_clip_val: float | None = None
+    """Clip the norm of the gradients at this value, after an algorithm has corrected them; null for no clipping."""
+    deterministic: bool = False
+    """Ask torch for deterministic kernels on a GPU; on the CPU runs are reproducible either way."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what Lightning says about a Trainer, and only for the length of the block."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\.")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def silent_trainer(options: TrainerOptions, max_epochs: int = 1, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
+    """Return a Trainer that logs, saves and shows nothing; use it inside `quiet`."""
+    return pl.Trainer(
+        max_epochs=max_epochs,
+        callbacks=list(callbacks),
+        accelerator=options.accelerator,
+        devices=options.devices,
+        precision=options.precision,
+        gradient_clip_val=options.gradient_clip_val,
+        deterministic=options.deterministic,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
