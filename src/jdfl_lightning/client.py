@@ -33,33 +33,36 @@ class Site:
         self.data = experiment.data
         with isolated_randomness(experiment.seed_everything, "backbone"):
             backbone = build_backbone(experiment.backbone, self.data.size)
-        self._module = JointModule(
-            backbone,
-            in_features=num_features(backbone, self.data.size),
-            num_classes=len(self.data.class_names),
-            domains=self.data.domain_names,
-            lr=experiment.lr,
-            momentum=experiment.momentum,
-            weight_decay=experiment.weight_decay,
-        )
+            self._module = JointModule(
+                backbone,
+                in_features=num_features(backbone, self.data.size),
+                num_classes=len(self.data.class_names),
+                domains=self.data.domain_names,
+                lr=experiment.lr,
+                momentum=experiment.momentum,
+                weight_decay=experiment.weight_decay,
+            )
         self._module.to(memory_format=torch.channels_last)
         self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
 
     def initial(self, num_domains: int) -> tuple[Tensors, Tensors]:
         """Return theta_0, a function of the seed, with a newly initialised head of M x C outputs."""
         weights, buffers = self._theta_0
-        with isolated_randomness(self.experiment.seed_everything, "head", num_domains):
-            head = JointHead(self._module.head.in_features, self._module.head.num_classes, num_domains)
+        head = self._new_head(num_domains)
         return weights | {
             f"head.{name}": value for name, value in snapshot(dict(head.named_parameters())).items()
         }, buffers
+
+    def _new_head(self, num_domains: int) -> JointHead:
+        with isolated_randomness(self.experiment.seed_everything, "head", num_domains):
+            return JointHead(self._module.head.in_features, self._module.head.num_classes, num_domains)
 
     def module(self, weights: Tensors, buffers: Tensors, targets: TargetRule | None = None) -> JointModule:
         """Return the module with these weights; its head takes their shape."""
         module = self._module
         num_domains = weights["head.weight"].shape[0] // module.head.num_classes
         if num_domains != module.head.num_domains:
-            module.head = JointHead(module.head.in_features, module.head.num_classes, num_domains)
+            module.head = self._new_head(num_domains)
         module.targets = targets if targets is not None else PlainTargets()
         with torch.no_grad():
             for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):

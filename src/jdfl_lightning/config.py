@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from jdfl_lightning.backends import Backend, LocalBackend
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.discovery import Criterion
 from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.loggers import WandbRounds
+from jdfl_lightning.models import LAYER_SUBSETS
 from jdfl_lightning.trainer import TrainerOptions
 
 Supervision = Literal["base", "hard", "graded", "random"]
@@ -42,6 +45,8 @@ class Clustering:
         require(self.epochs > 0, "--clustering.epochs", "positive", self.epochs)
         require(self.batch_size is None or self.batch_size > 0, "--clustering.batch_size", "positive", self.batch_size)
         require(self.max_domains > 0, "--clustering.max_domains", "positive", self.max_domains)
+        named = isinstance(self.layers, list) or self.layers in LAYER_SUBSETS
+        require(named, "--clustering.layers", "A, B, C or a list of patterns", self.layers)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Experiment:
 
     seed_everything: int = 0
     """Seed of everything random: initialisation, split, sampling, shuffling, random targets."""
-    data: DomainDataModule = field(default_factory=DigitsDomains)
+    data: DomainDataModule = field(default_factory=lambda: DigitsDomains(size=16))
     """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, or your own subclass of DomainDataModule."""
     backbone: str = "PaperCNN"
     """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
@@ -86,8 +91,8 @@ class Experiment:
     """Where clients are trained: LocalBackend."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
-    logger: Logger | bool = False
-    """false, true for Weights & Biases, or a Lightning logger; metrics.csv is written in any case."""
+    logger: WandbRounds | Logger | bool = False
+    """false, true for Weights & Biases (WandbRounds), or any Lightning logger; metrics.csv is written in any case."""
     run_dir: str | None = None
     """Folder of the run; it must not exist or be empty. Null for a new one in runs/."""
 
@@ -159,12 +164,33 @@ def shipped_configs() -> dict[str, Path]:
 
 def find_config(name: str) -> Path:
     """Return a config file: a path, or the name of one that comes with the package, with or without ``.yaml``."""
-    if Path(name).is_file():
-        return Path(name)
     shipped = shipped_configs()
-    if name.removesuffix(".yaml") in shipped:
-        return shipped[name.removesuffix(".yaml")]
-    raise InputError(f"Expected --config to be a file or one of {', '.join(shipped)} but found none for {name!r}.")
+    file = Path(name) if Path(name).is_file() else shipped.get(name.removesuffix(".yaml"))
+    if file is None:
+        raise InputError(f"Expected --config to be a file or one of {', '.join(shipped)} but got {name!r}.")
+    try:
+        if isinstance(yaml.safe_load(file.read_text()), dict):
+            return file
+        problem = "it holds no settings"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problem = str(error)
+    raise InputError(f"Expected --config to be a YAML file of settings but {file} is not: {problem}.")
+
+
+def _explain(message: str) -> str:
+    """Say what jsonargparse found in the words of the command line."""
+    key = re.search(r'Parser key "([^"]+)"', message)
+    value = re.search(r"(?:Got|Given) value: (.*)", message)
+    types = [name for name in re.findall(r"Expected a <class '(\w+)'>", message) if name != "NoneType"]
+    choices = re.search(r"Literal\[(.*?)\]", message)
+    unknown = re.search(r"Expected a dot import path string: (.*)", message)
+    if key and value and choices:
+        return f"Expected --{key[1]} to be one of {choices[1]} but got {value[1].strip()!r}."
+    if key and value and types:
+        return f"Expected --{key[1]} to be of type {' or '.join(types)} but got {value[1].strip()!r}."
+    if key and unknown:
+        return f"Expected --{key[1]} to be the name or the import path of a class but got {unknown[1]!r}."
+    return f"--{key[1]}: {message[key.end() :].lstrip(':')}" if key else message
 
 
 def make_parser(program: str) -> ArgumentParser:
@@ -199,5 +225,5 @@ def parse_experiment(program: str, args: Sequence[str]) -> Experiment:
     try:
         settings = parser.instantiate(parser.parse_args(args))
     except ArgumentError as error:
-        raise InputError(str(error)) from error
+        raise InputError(_explain(str(error))) from error
     return Experiment(**{entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment)})

@@ -14,7 +14,7 @@ from jdfl_lightning.display import Display
 from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
 from jdfl_lightning.loggers import log_picture, open_logger
 from jdfl_lightning.messages import DISCOVERY, FitTask
-from jdfl_lightning.models import build_backbone, num_features
+from jdfl_lightning.models import build_backbone, num_features, select_parameters
 from jdfl_lightning.report import draw_curves, draw_discovery
 from jdfl_lightning.rounds import ServerState, run_rounds
 from jdfl_lightning.run_folder import (
@@ -28,6 +28,7 @@ from jdfl_lightning.run_folder import (
     read_run,
     save_discovery,
 )
+from jdfl_lightning.trainer import check_trainer
 
 
 def fit(experiment: Experiment, display: Display | None = None) -> Run:
@@ -42,7 +43,7 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     """
     display = display or Display()
     data = experiment.data
-    prepare(experiment, display)
+    site = prepare(experiment, display)
     folder = make_run_folder(experiment.run_dir, experiment.name)
     save_config(experiment, folder / CONFIG)
     display.say(f"run folder: {folder}")
@@ -51,7 +52,6 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     try:
         if logger is not None:
             logger.log_hyperparams(as_dict(experiment))
-        site = Site(experiment)
         with experiment.backend.open(experiment, ClientStates(folder / "clients")) as runner:
             # Phase 1: brief local training everywhere, clustered into pseudo-domains
             num_domains, assignments, table = 1, [0] * data.num_clients, None
@@ -94,12 +94,16 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
             logger.finalize(status)
 
 
-def prepare(experiment: Experiment, display: Display) -> None:
-    """Find out what can be wrong before a run folder is made: backbone, images, split."""
+def prepare(experiment: Experiment, display: Display) -> Site:
+    """Load the images and find out what can be wrong before a run folder is made: trainer, backbone, data, layers."""
     data = experiment.data
     data.progress = display.step
+    check_trainer(experiment.trainer)
     num_features(build_backbone(experiment.backbone, data.size), data.size)
     data.deal(experiment.seed_everything)
+    site = Site(experiment)
+    select_parameters(site.module(*site.initial(num_domains=1)), experiment.clustering.layers)
+    return site
 
 
 def discover(experiment: Experiment, site: Site, runner: Runner, display: Display) -> PseudoDomains:

@@ -11,7 +11,6 @@ from typing import TextIO
 import numpy as np
 import torch
 
-from jdfl_lightning.client import Site
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.data.cache import decode
 from jdfl_lightning.data.folder import IMAGE_SUFFIXES
@@ -30,8 +29,7 @@ _BATCH = 64
 def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Which, Scores]:
     """Evaluate the best and the last weights of a run on the held-out images of its experiment."""
     models: dict[Which, SavedModel] = {"best": load_model(folder, "best"), "last": load_model(folder, "last")}
-    prepare(experiment, display)
-    site = Site(experiment)
+    site = prepare(experiment, display)
     return {which: evaluate(site, model.weights, model.buffers) for which, model in models.items()}
 
 

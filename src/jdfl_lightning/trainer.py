@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from jdfl_lightning.errors import InputError
 
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning")
 
@@ -44,6 +47,15 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def check_trainer(options: TrainerOptions) -> None:
+    """Raise an `InputError` if Lightning does not take the options on this machine."""
+    try:
+        with quiet():
+            silent_trainer(options)
+    except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
+        raise InputError(f"Expected --trainer to have options that work on this machine but: {error}") from error
 
 
 def silent_trainer(options: TrainerOptions, max_epochs: int = 1, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:

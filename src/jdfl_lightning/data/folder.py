@@ -138,8 +138,9 @@ class KnownDomains(ImageFolderDomains):
                 if len(domains) == len(self.domain_names):
                     return {name: self._classes(name, path, self.class_names) for name, path in domains.items()}
             level = [below for folder in level for below in _folders(folder).values()]
+        names = ", ".join(self.domain_names)
         raise InputError(
-            f"Expected {type(self).__name__} in --data.root but found no folder with {', '.join(self.domain_names)} in {root}. "
+            f"Expected {type(self).__name__} in --data.root but found no folder with {names} in {root}. "
             f"{self._instructions(root)}"
         )
 
@@ -153,8 +154,8 @@ class KnownDomains(ImageFolderDomains):
             counts = tuple(torch.bincount(labels[domains == domain], minlength=len(self.class_names)).tolist())
             if counts != self.counts[name]:
                 warnings.warn(
-                    f"{type(self).__name__}'s {name} has {sum(counts):,} images here, {sum(self.counts[name]):,} as published: "
-                    "results are not comparable.",
+                    f"{type(self).__name__}'s {name} has {sum(counts):,} images here, {sum(self.counts[name]):,} as "
+                    "published: results are not comparable.",
                     Note,
                     stacklevel=2,
                 )

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers import digits
+from jdfl_lightning import DigitsDomains
+
+
+@pytest.fixture(autouse=True)
+def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has its own cache and working folder, and W&B stays on this machine."""
+    monkeypatch.setenv("JDFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+
+
+@pytest.fixture
+def small_digits() -> DigitsDomains:
+    return digits()
+
+
+@pytest.fixture
+def image_tree(tmp_path: Path) -> Path:
+    """2 domains x 3 classes x 6 images of 16 px, each class with a colour of its own."""
+    root = tmp_path / "tree"
+    rng = np.random.default_rng(0)
+    for domain, offset in (("bright", 100), ("dark", 0)):
+        for label in range(3):
+            folder = root / domain / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(6):
+                pixels = rng.integers(0, 60, (16, 16, 3), dtype=np.uint8) + np.uint8(offset)
+                pixels[..., label] += 90
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """Folder of the real data sets; tests that need it are skipped where `JDFL_DATA` does not name one."""
+    folder = os.environ.get("JDFL_DATA")
+    if not folder:
+        pytest.skip("JDFL_DATA names no folder with pacs/ and office_caltech_10/")
+    return Path(folder)

@@ -1,0 +1,240 @@
+"""The command line as a user meets it: one clear line for a mistake, nothing on the screen that is not for them."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from helpers import experiment
+from jdfl_lightning import fit
+from jdfl_lightning.cli import main
+from jdfl_lightning.display import LiveDisplay, PlainDisplay, open_display
+
+QUICK = ["--data.size", "8", "--data.num_clients", "4", "--rounds", "2", "--epochs", "1", "--clustering.epochs", "1"]
+
+
+def bad(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must fail with one line and exit code 2, and leave nothing behind."""
+    before = set(Path.cwd().rglob("*"))
+    assert main(list(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("jdfl-lightning: ")
+    assert len(err.splitlines()) == 1
+    assert "Traceback" not in err
+    assert set(Path.cwd().rglob("*")) == before
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--config", "pacs_d.yaml"], "pacs_d.yaml"),
+        (["--config", "pacs_b"], "--data.root"),
+        (["--config", "pacs_b", "--data.root", "nowhere"], "nowhere"),
+        (["--nonsense", "3"], "--nonsense"),
+        (["--rounds", "many"], "rounds"),
+        (["--rounds", "0"], "--rounds"),
+        (["--data.size", "30"], "multiple of 8 but got 30"),
+        (["--data.size", "0"], "--data.size"),
+        (["--alpha", "0"], "--alpha"),
+        (["--alpha", "1.5"], "--alpha"),
+        (["--alpha", "nan"], "--alpha"),
+        (["--trainer.devices", "0"], "--trainer"),
+        (["--clustering.layers", "[nothing.*]"], "nothing.*"),
+        (["--tau", "0"], "--tau"),
+        (["--phi", "1.01"], "--phi"),
+        (["--phi", "-0.5"], "--phi"),
+        (["--lr", "-1"], "--lr"),
+        (["--epochs", "0"], "--epochs"),
+        (["--client_fraction", "0"], "--client_fraction"),
+        (["--momentum", "1"], "--momentum"),
+        (["--weight_decay", "-1"], "--weight_decay"),
+        (["--seed_everything", "-1"], "--seed_everything"),
+        (["--num_domains", "11"], "--num_domains"),
+        (["--num_domains", "0"], "--num_domains"),
+        (["--data.num_clients", "3"], "--data.num_clients"),
+        (["--data.num_clients", "100000"], "more than there are images"),
+        (["--data.test_fraction", "1"], "--data.test_fraction"),
+        (["--clustering.epochs", "0"], "--clustering.epochs"),
+        (["--clustering.layers", "Z"], "--clustering.layers"),
+        (["--backbone", "resnet1"], "resnet1"),
+        (["--supervision", "soft"], "supervision"),
+        (["--algorithm", "FedMagic"], "FedMagic"),
+        (["--algorithm.mu", "1"], "mu"),
+        (["--trainer.accelerator", "abacus"], "abacus"),
+        (["--run_dir", "taken"], "--run_dir"),
+    ],
+)
+def test_bad_input_to_fit(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").mkdir()
+    (Path("taken") / "file").touch()
+    assert named in bad(capsys, "fit", *arguments)
+
+
+def test_bad_config_files(capsys: pytest.CaptureFixture[str]) -> None:
+    for text, named in (("round: 3\n", "round"), ("rounds: [\n", "mine.yaml"), ("- 1\n- 2\n", "mine.yaml")):
+        Path("mine.yaml").write_text(text)
+        assert named in bad(capsys, "fit", "--config", "mine.yaml")
+
+
+def test_a_missing_class_and_a_broken_image(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["fit", "--data", "ImageFolderDomains", "--data.root", str(image_tree), "--data.size", "8"]
+    broken = image_tree / "dark" / "class1" / "3.png"
+    broken.write_bytes(b"not a picture")
+    assert str(broken) in bad(capsys, *arguments, "--data.num_clients", "2")
+    for file in (image_tree / "dark" / "class1").iterdir():
+        file.unlink()
+    assert "dark has no image of class1" in bad(capsys, *arguments, "--data.num_clients", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["train"], "train"),
+        (["test"], "--run"),
+        (["test", "--run", "nowhere"], "nowhere"),
+        (["predict", "--run", "nowhere", "x.png"], "nowhere"),
+        (["predict", "--run", "nowhere"], "IMAGES"),
+    ],
+)
+def test_bad_input_to_other_commands(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert named in bad(capsys, *arguments)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("fit", "test", "predict"))
+    assert main([]) == 2
+    assert main(["--version"]) == 0
+    for command in ("fit", "test", "predict"):
+        with pytest.raises(SystemExit) as done:
+            main([command, "--help"])
+        assert done.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for sentence in (
+        "Learning rate of local SGD.",
+        "E_0, local epochs from theta_0 whose update is looked at.",
+        "M, the number of pseudo-domains",
+        "Lightning's precision.",
+    ):
+        assert sentence in text
+
+
+def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["fit", "--config", "pacs_b", "--rounds", "3", "--print_config"])
+    assert done.value.code == 0
+    out = capsys.readouterr().out
+    assert "rounds: 3" in out
+    assert "num_clients: 10" in out
+
+
+def test_screen_of_a_real_process(tmp_path: Path) -> None:
+    """Not a terminal: plain lines, one a round, and nothing from the inner Trainers or any library."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jdfl_lightning.cli", "fit", *QUICK, "--run_dir", "run"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "100"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[:5]] == [
+        ["run", "folder:"],
+        ["discovery:", "4"],
+        ["pseudo-domains:", "M"],
+        ["round", "1/2"],
+        ["round", "2/2"],
+    ]
+    assert "left" in lines[3]
+    assert "best" in done.stdout
+    assert lines[-1] == "run folder: run"
+    assert len(lines) == 5 + 7 + 1  # the table has seven lines
+
+
+def test_predict(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(experiment(run_dir="run", rounds=1))
+    folder = Path("pictures") / "deep"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.jpg")
+    (folder / "notes.txt").write_text("not an image")
+    assert main(["predict", "--run", "run", "pictures", str(folder / "1.jpg"), "--output", "out.csv"]) == 0
+    with Path("out.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [Path(row["image"]).name for row in rows] == ["0.jpg", "1.jpg", "2.jpg", "1.jpg"]
+    for row in rows:
+        assert row["class"] in "0123456789"
+        assert 0.1 <= float(row["probability"]) <= 1
+        assert row["pseudo_domain"] in "012"
+    assert rows[1] == rows[3]
+    # an unreadable image is named, and the others are not lost
+    (folder / "1.jpg").write_bytes(b"broken")
+    assert main(["predict", "--run", "run", "pictures"]) == 2
+    out, err = capsys.readouterr()
+    assert [line.split(",")[0] for line in out.splitlines()] == ["image", str(folder / "0.jpg"), str(folder / "2.jpg")]
+    assert "1.jpg cannot be read" in err
+    for arguments, named in ((["nothing.png"], "nothing.png"), (["pictures", "--output", "no/where.csv"], "--output")):
+        assert main(["predict", "--run", "run", *arguments]) == 2
+        assert named in capsys.readouterr().err
+    (Path("run") / "best.safetensors").write_bytes(b"x" * 100)
+    assert main(["predict", "--run", "run", "pictures"]) == 2
+    assert "best.safetensors cannot be read" in capsys.readouterr().err
+
+
+METRICS = {"test/acc": 0.5, "test/acc_best": 0.5, "test/acc_worst": 0.25, "train/loss": 1.0} | {
+    "time/fit": 2.0,
+    "time/evaluate": 1.0,
+}
+
+
+def test_plain_display() -> None:
+    out = StringIO()
+    display = open_display(Console(file=out, width=40))
+    assert isinstance(display, PlainDisplay)
+    with display:
+        display.step("discovery", 1, 2)
+        display.step("discovery", 2, 2)
+        display.step("round 1", 1, 1)
+        display.round(1, 3, METRICS)
+    assert out.getvalue().splitlines() == [
+        "discovery: 2 done",
+        "round 1/3  acc 50.00  best 50.00  worst domain 25.00  loss 1.0000  left 0:06",
+    ]
+
+
+def test_live_display() -> None:
+    out = StringIO()
+    display = open_display(Console(file=out, force_terminal=True, width=120))
+    assert isinstance(display, LiveDisplay)
+    with display:
+        display.say("run folder: x")
+        display.step("discovery", 2, 2)
+        display.step("round 1", 1, 5)
+        display.round(1, 3, METRICS)
+        display.step("round 2", 1, 5)
+        display._bars.refresh()
+        shown = out.getvalue()
+    for part in ("run folder: x", "discovery", "rounds", "1/3", "acc 50.00", "left 0:06", "round 2", "1/5"):
+        assert part in shown
+
+
+def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jdfl_lightning.experiment.discover", interrupt)
+    assert main(["fit", *QUICK]) == 130
+    assert "interrupted" in capsys.readouterr().err

@@ -1,0 +1,304 @@
+"""A client's fit, FedAvg, client states and rounds, against plain loops and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import digits, experiment
+from jdfl_lightning import Algorithm, Experiment, FedAvg, LocalUpdate, TrainerOptions
+from jdfl_lightning.backends import LocalBackend
+from jdfl_lightning.checkpoint import ClientStates, load_record, save_record
+from jdfl_lightning.client import Site, fit_client
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.joint import RandomTargets, dense_targets
+from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.models import build_backbone
+from jdfl_lightning.rounds import ServerState, run_rounds, sample_clients
+from jdfl_lightning.seeding import derive_seed, isolated_randomness, torch_generator
+from jdfl_lightning.tensors import Record, Tensors, flatten, weighted_mean
+
+
+def task_for(run: Experiment, client: int = 1, number: int = 3, m: int = 3) -> FitTask:
+    weights, buffers = Site(run).initial(m)
+    table = RandomTargets(m, phi=0.8).table
+    return FitTask(client, number, run.seed_everything, weights, buffers, domain=2, table=table)
+
+
+def test_fit_client_is_plain_sgd_on_soft_targets() -> None:
+    """The same mathematics written out: shuffled batches, a drawn domain for each sample, KL to the dense target."""
+    run = experiment(epochs=2, lr=0.1, momentum=0.9, weight_decay=0.01)
+    task = task_for(run)
+    result, _ = fit_client(Site(run), task, {})
+
+    data, indices = run.data, run.data.partition.clients[1]
+    net = build_backbone("helpers.tiny_net", 8)
+    net.load_state_dict({n.removeprefix("backbone."): t for n, t in task.weights.items() if n.startswith("backbone")})
+    head = torch.nn.Linear(12, 30)
+    head.load_state_dict({n.removeprefix("head."): t for n, t in task.weights.items() if n.startswith("head")})
+    parameters = [*net.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+    shuffle, draws = torch_generator(0, "shuffle", 3, 1), torch_generator(0, "targets", 3, 1)
+    losses = []
+    for _ in range(2):
+        order = indices[torch.randperm(len(indices), generator=shuffle)]
+        for batch in order.split(32):
+            images = data.images[batch].permute(0, 3, 1, 2).float() / 127.5 - 1
+            weights = torch.full((len(batch), 3), 0.1)
+            weights[torch.arange(len(batch)), torch.randint(3, (len(batch),), generator=draws)] = 0.8
+            target = dense_targets(weights, data.labels[batch], 10)
+            log_p = head(net(images)).log_softmax(1)
+            loss = torch.nn.functional.kl_div(log_p, target, reduction="batchmean")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses += [loss.item()] * len(batch)
+    expected = dict(zip(result.weights, parameters, strict=True))
+    for name, tensor in result.weights.items():
+        torch.testing.assert_close(tensor, expected[name].detach(), atol=1e-5, rtol=1e-4)
+    assert (result.num_examples, result.num_steps) == (len(indices), 2 * -(-len(indices) // 32))
+    assert result.metrics["train/loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+
+
+def test_a_fit_depends_on_seed_round_and_client_alone() -> None:
+    """Not on what was fitted before, on global generators, or on the process's site."""
+    run = experiment()
+    site = Site(run)
+    first, _ = fit_client(site, task_for(run), {})
+    torch.manual_seed(99)
+    fit_client(site, task_for(run, client=0), {})
+    state = torch.get_rng_state()
+    again, _ = fit_client(site, task_for(run), {})
+    assert torch.equal(torch.get_rng_state(), state)
+    fresh, _ = fit_client(Site(run), task_for(run), {})
+    for other in (again, fresh):
+        assert all(torch.equal(first.weights[name], other.weights[name]) for name in first.weights)
+    for changed in (task_for(run, number=4), task_for(run, client=2), task_for(experiment(seed_everything=1))):
+        different, _ = fit_client(site, changed, {})
+        assert not torch.equal(flatten(first.weights), flatten(different.weights))
+
+
+def test_theta_0_is_shared_and_the_head_fresh() -> None:
+    site = Site(experiment())
+    small, _ = site.initial(1)
+    large, _ = site.initial(3)
+    again, _ = Site(experiment(supervision="graded")).initial(3)
+    assert large["head.weight"].shape == (30, 12)
+    assert all(torch.equal(large[name], again[name]) for name in large)
+    assert all(torch.equal(small[name], large[name]) for name in small if name.startswith("backbone"))
+
+
+@pytest.mark.parametrize("kind", ["momentum", "weights"])
+def test_a_diverged_client_is_named(kind: str) -> None:
+    run = experiment(lr=1e20)
+    with pytest.raises(InputError, match=r"client 1's in round 3 is not: lower --lr"):
+        fit_client(Site(run), task_for(run), {})
+
+
+def test_inner_trainers_are_silent(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    run = experiment()
+    level = logging.getLogger("lightning.pytorch").level
+    fit_client(Site(run), task_for(run), {})
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+    assert not recwarn.list
+    assert logging.getLogger("lightning.pytorch").level == level
+    assert not list(Path.cwd().iterdir())  # no lightning_logs, no checkpoints
+
+
+def test_options_reach_the_trainer() -> None:
+    """Clipped at 1e-6, the weights hardly move; bf16 gives other numbers than float32."""
+    clipped = experiment(trainer=TrainerOptions(gradient_clip_val=1e-6, accelerator="cpu"))
+    task = task_for(clipped)
+    result, _ = fit_client(Site(clipped), task, {})
+    assert (flatten(result.weights) - flatten(task.weights)).norm() < 1e-4
+    mixed = experiment(trainer=TrainerOptions(precision="bf16-mixed", accelerator="cpu"))
+    half, _ = fit_client(Site(mixed), task, {})
+    full, _ = fit_client(Site(experiment()), task, {})
+    difference = (flatten(half.weights) - flatten(full.weights)).norm()
+    assert 0 < difference < 0.1 * (flatten(full.weights) - flatten(task.weights)).norm()
+
+
+# --- aggregation
+
+
+def result(client: int, n: int, value: float, **buffers: torch.Tensor) -> FitResult:
+    return FitResult(client, n, 1, {"w": torch.tensor([value])}, buffers, metrics={"train/loss": 0.0})
+
+
+def test_fedavg_by_hand() -> None:
+    """(1 * 10 + 2 * 20 + 5 * 30) / 8 = 25; uniform: (10 + 20 + 30) / 3 = 20."""
+    results = [result(0, 1, 10.0), result(1, 2, 20.0), result(4, 5, 30.0)]
+    old = {"w": torch.tensor([7.0])}
+    assert FedAvg().aggregate(old, {}, iter(results), 6)[0]["w"].tolist() == [25.0]
+    assert FedAvg(weighting="uniform").aggregate(old, {}, iter(results), 6)[0]["w"].tolist() == [20.0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(-(2**20), 2**20)), min_size=1, max_size=8))
+def test_weighted_mean_is_the_exact_one_rounded(items: list[tuple[int, int]]) -> None:
+    """Against fractions: weights are counts, values have 21 bits, so that the double-precision sum is exact."""
+    mean = weighted_mean([(n, {"w": torch.tensor(v / 64)}) for n, v in items])["w"]
+    exact = sum(Fraction(n * v, 64) for n, v in items) / sum(n for n, _ in items)
+    assert mean.item() == torch.tensor(float(exact)).item()
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=9), st.floats(-1e6, 1e6, width=32))
+def test_mean_of_equal_models_is_that_model(counts: list[int], value: float) -> None:
+    assert weighted_mean([(n, {"w": torch.tensor(value)}) for n in counts])["w"].item() == value
+
+
+def test_integer_buffers_are_copied_and_nothing_is_shared() -> None:
+    first = {"mean": torch.tensor([1.0]), "steps": torch.tensor(3)}
+    mean = weighted_mean([(1, first), (1, {"mean": torch.tensor([2.0]), "steps": torch.tensor(9)})])
+    assert (mean["mean"].tolist(), mean["steps"].item(), mean["steps"].dtype) == ([1.5], 3, torch.long)
+    mean["steps"] += 1
+    assert first["steps"] == 3
+
+
+# --- rounds
+
+
+@dataclass(frozen=True)
+class Counting(Algorithm):
+    """Counts at every client how often it took part, and at the server how often anybody did."""
+
+    def init_server(self, weights: Tensors) -> Record:
+        return {"seen": {"n": torch.zeros(1)}}
+
+    def init_client(self, weights: Tensors) -> Record:
+        return {"own": {"n": torch.zeros(1)}}
+
+    def local(self, task: FitTask, state: Record) -> LocalUpdate:
+        return CountingUpdate(task, state)
+
+    def aggregate(
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+    ) -> tuple[Tensors, Record]:
+        uploads = [result.upload["own"]["n"] for result in results]
+        return weights, {"seen": {"n": server["seen"]["n"] + len(uploads)}, "last": {"n": torch.cat(uploads)}}
+
+
+class CountingUpdate(LocalUpdate):
+    def correct(self, params: Tensors) -> None:
+        for parameter in params.values():
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+
+    def report(self, weights: Tensors, num_steps: int) -> tuple[Record, Record]:
+        assert torch.equal(flatten(weights), flatten(self.task.weights))  # the correction took the gradient away
+        count = self.state["own"]["n"] + 1
+        return {"own": {"n": count}}, {"own": {"n": count}}
+
+
+def play(run: Experiment, rounds: int | None = None) -> list[ServerState]:
+    site = Site(run)
+    weights, buffers = site.initial(1)
+    state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
+    with LocalBackend().open(run, ClientStates(Path("clients"))) as runner:
+        reports = run_rounds(run, runner, site, state, [0] * run.data.num_clients, None, lambda *_: None)
+        return [report.state for report in reports]
+
+
+def test_states_live_in_one_file_a_client() -> None:
+    run = experiment(algorithm=Counting(), client_fraction=0.5, rounds=4)
+    states = play(run)
+    assert states[-1].record["seen"]["n"].item() == 8
+    participants = [sample_clients(4, 0.5, 0, number) for number in range(1, 5)]
+    store = ClientStates(Path("clients"))
+    for client in range(4):
+        times = sum(client in chosen for chosen in participants)
+        kept = store.load(client)
+        assert times == (0 if kept is None else kept["own"]["n"].item())
+    latest = [sum(client in chosen for chosen in participants) for client in participants[-1]]
+    assert states[-1].record["last"]["n"].tolist() == latest
+
+
+def test_fedavg_leaves_no_states() -> None:
+    play(experiment(rounds=1))
+    assert not Path("clients").exists()
+
+
+def test_batch_norm_statistics_are_averaged() -> None:
+    run = experiment(backbone="helpers.batch_norm_net", rounds=1)
+    (state,) = play(run)
+    assert set(state.buffers) == {f"backbone.1.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")}
+    site = Site(run)
+    weights, buffers = site.initial(1)
+    fits = [fit_client(site, FitTask(client, 1, 0, weights, buffers), {})[0] for client in range(4)]
+    total = sum(fit.num_examples for fit in fits)
+    expected = sum(fit.num_examples / total * fit.buffers["backbone.1.running_mean"].double() for fit in fits)
+    assert isinstance(expected, torch.Tensor)
+    torch.testing.assert_close(state.buffers["backbone.1.running_mean"].double(), expected, atol=1e-7, rtol=1e-6)
+    assert state.buffers["backbone.1.num_batches_tracked"] == fits[0].buffers["backbone.1.num_batches_tracked"]
+
+
+@given(n=st.integers(1, 60), fraction=st.floats(0.01, 1), seed=st.integers(0, 99), number=st.integers(1, 500))
+def test_sampling(n: int, fraction: float, seed: int, number: int) -> None:
+    chosen = sample_clients(n, fraction, seed, number)
+    assert len(chosen) == max(1, int(fraction * n + 0.5))
+    assert chosen == sorted(set(chosen))
+    assert all(0 <= client < n for client in chosen)
+    assert chosen == sample_clients(n, fraction, seed, number)
+
+
+def test_sampling_reaches_everybody() -> None:
+    """Each of 10 clients in half of 200 rounds: 100 times, with a standard deviation of 7."""
+    counts = torch.zeros(10)
+    for number in range(1, 201):
+        counts[sample_clients(10, 0.5, 0, number)] += 1
+    assert ((counts - 100).abs() < 42).all()
+
+
+# --- randomness and records
+
+
+def test_seeds_differ_by_every_key() -> None:
+    seeds = {derive_seed(s, p, r, c) for s in range(4) for p in ("a", "b") for r in range(12) for c in range(12)}
+    assert len(seeds) == 4 * 2 * 12 * 12
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_isolated_randomness() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    with isolated_randomness(0, "x"):
+        torch.rand(7)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_records_survive_and_damage_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    record = {"c": {"a.b": torch.randn(3), "n": torch.tensor(4)}, "h": {"a.b": torch.zeros(2, 2)}}
+    save_record(file, record, {"about": "it"})
+    back, metadata = load_record(file)
+    assert metadata == {"about": "it"}
+    assert {g: set(t) for g, t in back.items()} == {g: set(t) for g, t in record.items()}
+    assert all(torch.equal(back[g][n], record[g][n]) for g in record for n in record[g])
+    assert [path.name for path in tmp_path.glob("*x.safetensors*")] == ["x.safetensors"]
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(InputError, match=r"x\.safetensors cannot be read"):
+        load_record(file)
+    with pytest.raises(InputError, match="no file"):
+        load_record(tmp_path / "y.safetensors")
+
+
+def test_bytes_are_counted() -> None:
+    table = torch.eye(2)
+    task = FitTask(
+        0, 1, 0, {"w": torch.zeros(3)}, {"b": torch.zeros(2, dtype=torch.long)}, {"c": {"w": table}}, table=table
+    )
+    assert task.num_bytes == 12 + 16 + 16 + 16
+    assert FitResult(0, 1, 1, {"w": torch.zeros(3)}, upload={"c": {"w": table}}).num_bytes == 12 + 16
+    assert digits().num_clients == 4

@@ -1,0 +1,186 @@
+"""Whole runs: what they leave behind, that they repeat to the bit, and what a user can do with them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.loggers import CSVLogger
+
+from helpers import digits, experiment
+from jdfl_lightning import Experiment, FedAvg, fit
+from jdfl_lightning.checkpoint import load_record
+from jdfl_lightning.cli import main
+from jdfl_lightning.config import as_dict, parse_experiment, save_config, shipped_configs
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.run_folder import METRICS, load_model, read_run
+
+FILES = {"config.yaml", "metrics.csv", "curves.png", "best.safetensors", "last.safetensors"}
+DISCOVERY_FILES = {"discovery.json", "discovery.png", "discovery.safetensors"}
+
+
+def timeless(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(lines)]
+
+
+@pytest.mark.parametrize("supervision", ["base", "hard", "graded", "random"])
+def test_a_run_and_its_repetition(supervision: str) -> None:
+    folders = []
+    for name in ("first", "second"):
+        run = fit(experiment(supervision=supervision, run_dir=name, client_fraction=0.5))
+        folders.append(run.folder)
+        expected = FILES | (set() if supervision == "base" else DISCOVERY_FILES)
+        assert {path.name for path in run.folder.iterdir()} == expected
+    first, second = folders
+    assert timeless(first / METRICS) == timeless(second / METRICS)
+    for file in ("best.safetensors", "last.safetensors", "config.yaml"):
+        assert (first / file).read_bytes() == (second / file).read_bytes()
+    other = fit(experiment(supervision=supervision, run_dir="other", client_fraction=0.5, seed_everything=1))
+    assert timeless(first / METRICS) != timeless(other.folder / METRICS)
+
+    rows = read_run(first).rows
+    assert [row["round"] for row in rows] == [1, 2]
+    for row in rows:
+        each = [row[f"test/acc/{name}"] for name in ("ink", "chalk", "photo", "outline")]
+        assert row["test/acc"] == pytest.approx(sum(each) / 4)  # 90 images are held out of each domain
+        assert row["test/acc_worst"] == min(each)
+        assert row["clients"] == 2
+        assert row["bytes/up"] > 0
+    model = load_model(first, "last")
+    m = 1 if supervision == "base" else 3
+    assert model.weights["head.weight"].shape == (m * 10, 12)
+    assert read_run(first).config["supervision"] == supervision
+
+
+def test_discovery_file() -> None:
+    run = fit(experiment(supervision="graded", run_dir="run", rounds=1))
+    record = json.loads((run.folder / "discovery.json").read_text())
+    assert record["num_domains"] == 3
+    assert record["criterion"] == "given"
+    assert sorted(set(record["assignments"])) == [0, 1, 2]
+    assert record["true_domains"] == ["ink", "chalk", "photo", "outline"]
+    assert -1 <= record["ari"] <= 1
+    centroids = load_record(run.folder / record["centroids"])[0]["centroids"]["mu"].double()
+    unit = centroids / centroids.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(torch.tensor(record["similarities"]).double(), unit @ unit.T, atol=1e-6, rtol=0)
+
+
+def test_a_run_learns() -> None:
+    """10 rounds on the digits at 8 px: every mode gets far above the 10 % of chance."""
+    for supervision in ("base", "hard", "graded", "random"):
+        run = fit(experiment(supervision=supervision, rounds=10, epochs=5, lr=0.1, run_dir=supervision))
+        assert run.best["test/acc"] > 0.5, supervision
+        assert run.best["test/acc"] == max(row["test/acc"] for row in run.rows) == run.last["test/acc_best"]
+
+
+def test_saved_config_repeats_the_run() -> None:
+    run = fit(experiment(run_dir="first", algorithm=FedAvg(weighting="uniform")))
+    again = parse_experiment("fit", ["--config", "first/config.yaml", "--run_dir", "second"])
+    assert again.algorithm == FedAvg(weighting="uniform")
+    assert timeless(fit(again).folder / METRICS) == timeless(run.folder / METRICS)
+
+
+def test_existing_folder_is_not_touched() -> None:
+    Path("full").mkdir()
+    (Path("full") / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="--run_dir"):
+        fit(experiment(run_dir="full"))
+    assert [path.name for path in Path("full").iterdir()] == ["thesis.tex"]
+    Path("empty").mkdir()
+    assert fit(experiment(run_dir="empty", rounds=1)).folder == Path("empty")
+
+
+def test_default_folder_is_new() -> None:
+    run = fit(experiment(rounds=1, supervision="base"))
+    assert run.folder.parent == Path("runs")
+    assert run.folder.name.endswith("digitsdomains-fedavg-base-seed0")
+
+
+def test_any_lightning_logger_works() -> None:
+    fit(experiment(run_dir="run", logger=CSVLogger("logs", name="mine", version=0)))
+    with Path("logs/mine/version_0/metrics.csv").open(newline="") as lines:
+        logged = list(csv.DictReader(lines))
+    assert [row["step"] for row in logged] == ["1", "2"]
+    assert [float(row["test/acc"]) for row in logged] == [row["test/acc"] for row in read_run(Path("run")).rows]
+
+
+def test_test_command_gives_the_same_accuracies(capsys: pytest.CaptureFixture[str]) -> None:
+    run = fit(experiment(run_dir="run", rounds=3, epochs=2, lr=0.1))
+    assert main(["test", "--run", "run"]) == 0
+    out = capsys.readouterr().out
+    for row in (run.best, run.last):
+        for name in ("test/acc", "test/acc_worst", "test/acc/photo"):
+            assert f"{100 * row[name]:.2f}" in out
+    (Path("run") / "last.safetensors").write_bytes((Path("run") / "best.safetensors").read_bytes())
+    if run.best != run.last:
+        assert main(["test", "--run", "run"]) == 1
+        assert "last" in capsys.readouterr().err
+
+
+def test_configs_are_complete_and_the_papers() -> None:
+    """Every shipped file sets every field, so that nothing depends on what came before it."""
+    shipped = shipped_configs()
+    assert list(shipped) == ["digits", "office_caltech", "pacs_a", "pacs_b", "pacs_c"]
+    for name, file in shipped.items():
+        settings = yaml.safe_load(file.read_text())
+        run = parse_experiment("fit", ["--config", name])
+        full = as_dict(run)
+        assert settings.keys() == full.keys()
+        for key, value in settings.items():
+            if isinstance(value, dict) and "init_args" in value:
+                assert value["init_args"].keys() == full[key]["init_args"].keys(), (name, key)
+            elif isinstance(value, dict) and "class_path" not in value:
+                assert value == full[key]
+        if name != "digits":
+            assert (run.lr, run.momentum, run.weight_decay, run.tau, run.phi) == (0.01, 0, 0, 0.1, 1)
+            assert (run.clustering.epochs, run.clustering.layers, run.data.size) == (3, "B", 112)
+    facts = {
+        name: (run.data.num_clients, run.client_fraction, run.epochs, run.rounds, run.data.test_fraction)
+        for name in shipped
+        for run in [parse_experiment("fit", ["--config", name])]
+    }
+    assert facts["office_caltech"] == (4, 1.0, 5, 100, 0.2)
+    assert facts["pacs_a"] == (10, 1.0, 1, 200, 0.1)
+    assert facts["pacs_b"] == (10, 0.5, 5, 150, 0.1)
+    assert facts["pacs_c"] == (40, 0.5, 3, 200, 0.1)
+    assert as_dict(parse_experiment("fit", ["--config", "digits.yaml"])) == as_dict(Experiment())
+
+
+def test_two_configs_and_overrides() -> None:
+    Path("mine.yaml").write_text("rounds: 7\nalgorithm:\n  class_path: FedAvg\n  init_args:\n    weighting: uniform\n")
+    run = parse_experiment("fit", ["--config", "pacs_b", "--config=mine.yaml", "--data.size", "32", "--lr", "0.1"])
+    assert (run.rounds, run.lr, run.epochs, run.data.size, run.data.num_clients) == (7, 0.1, 5, 32, 10)
+    assert run.algorithm == FedAvg(weighting="uniform")
+    assert parse_experiment("fit", ["--config", "mine.yaml", "--algorithm", "FedAvg"]).rounds == 7
+    switched = parse_experiment("fit", ["--config", "pacs_b", "--data", "DigitsDomains", "--logger", "false"])
+    assert type(switched.data).__name__ == "DigitsDomains"
+    assert switched.logger is False
+
+
+def test_config_of_an_experiment_made_in_python(tmp_path: Path) -> None:
+    run = experiment(data=digits(5), supervision="hard", num_domains=2)
+    save_config(run, tmp_path / "config.yaml")
+    assert as_dict(parse_experiment("fit", ["--config", str(tmp_path / "config.yaml")])) == as_dict(run)
+
+
+def test_two_rounds_on_real_office_caltech(real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(real_data / "office_caltech_10")
+    arguments = ["--config", "office_caltech.yaml", "--data.root", root, "--data.size", "32", "--rounds", "2"]
+    assert main(["fit", *arguments, "--epochs", "1", "--clustering.epochs", "1", "--run_dir", "run"]) == 0
+    assert "amazon" in capsys.readouterr().out
+    run = read_run(Path("run"))
+    sizes = {"amazon": 192, "caltech": 225, "dslr": 32, "webcam": 59}
+    for row in run.rows:
+        for domain, size in sizes.items():
+            count = row[f"test/acc/{domain}"] * size
+            assert count == pytest.approx(round(count), abs=1e-4)  # a count of that many held-out images
+        correct = sum(row[f"test/acc/{domain}"] * size for domain, size in sizes.items())
+        assert row["test/acc"] == pytest.approx(correct / 508)
+    image = next((real_data / "office_caltech_10" / "dslr" / "mug").iterdir())
+    assert main(["predict", "--run", "run", str(image)]) == 0
+    assert str(image) in capsys.readouterr().out

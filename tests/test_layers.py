@@ -1,0 +1,87 @@
+"""The package reads in one direction: a file imports only from groups to its left."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jdfl_lightning
+
+SOURCE = Path(jdfl_lightning.__file__).parent
+LAYERS = [
+    ["errors", "seeding", "tensors", "messages"],
+    ["joint", "models", "algorithms", "discovery", "trainer", "display"],
+    ["data", "module"],
+    ["checkpoint", "client", "run_folder"],
+    ["backends", "loggers"],
+    ["config"],
+    ["evaluation", "report"],
+    ["rounds"],
+    ["experiment"],
+    ["inference"],
+    ["cli"],
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def group(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(file: Path) -> set[str]:
+    """Modules imported when the code runs; those for type checkers alone do not count."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+FILES = sorted(file for file in SOURCE.rglob("*.py") if file != SOURCE / "__init__.py")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_imports_go_left(file: Path) -> None:
+    own = group(file)
+    for module in imports(file):
+        if module.startswith("jdfl_lightning."):
+            other = module.split(".")[1]
+            assert other == own or LEVEL[other] <= LEVEL[own], f"{own} imports {other}"
+
+
+@pytest.mark.parametrize(("library", "home"), [("wandb", "loggers"), ("jsonargparse", "config")])
+def test_a_library_has_one_home(library: str, home: str) -> None:
+    assert {group(file) for file in FILES if library in {m.split(".")[0] for m in imports(file)}} <= {home}
+
+
+def test_joint_needs_torch_and_torchmetrics_alone() -> None:
+    for file in (SOURCE / "joint").glob("*.py"):
+        outside = {module.split(".")[0] for module in imports(file)} - set(sys.stdlib_module_names)
+        assert outside <= {"torch", "torchmetrics", "jdfl_lightning"}
+
+
+def test_importing_the_head_loads_nothing_else() -> None:
+    code = (
+        "import sys; from jdfl_lightning import JointHead, JointAccuracy, SoftTargetKLLoss, GradedTargets;"
+        "print([name for name in ('lightning', 'sklearn', 'wandb', 'jsonargparse') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_export_exists() -> None:
+    for name in jdfl_lightning.__all__:
+        assert getattr(jdfl_lightning, name) is not None
+    assert dir(jdfl_lightning) == sorted(jdfl_lightning.__all__)
+    with pytest.raises(AttributeError, match="nothing_here"):
+        jdfl_lightning.nothing_here  # noqa: B018
