@@ -5,10 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from helpers import digits
 from jdfl_lightning import DigitsDomains
+
+# the networks of the tests are tiny: a second thread only waits, and waits actively
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,7 @@ class WandbRounds(Logger):
             name=self._name or default_name,
             group=self.group,
             tags=self.tags,
-            dir=str(folder),
+            dir=str(folder.absolute()),  # W&B's service may have another working folder
             mode=mode,  # type: ignore[arg-type]
             settings=wandb.Settings(silent=True, console="off"),
         )

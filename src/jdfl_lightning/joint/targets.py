@@ -146,10 +146,10 @@ class GradedTargets(TargetRule):
         alpha: mass on the own domain, in (0, 1]; the paper's 0.55 (M <= 5) or 0.45 if not given.
         tau: temperature of the softmax over cosine similarities, above 0.
 
-    >>> GradedTargets(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])).table
-    tensor([[5.5000e-01, 2.2500e-01, 2.2500e-01],
-            [2.0428e-05, 5.5000e-01, 4.4998e-01],
-            [2.0428e-05, 4.4998e-01, 5.5000e-01]])
+    >>> GradedTargets(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), tau=1.0).table
+    tensor([[0.5500, 0.2250, 0.2250],
+            [0.1210, 0.5500, 0.3290],
+            [0.1210, 0.3290, 0.5500]])
     """
 
     def __init__(self, centroids: Tensor, alpha: float | None = None, tau: float = 0.1) -> None:

@@ -1,0 +1,38 @@
+# make fit    the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
+# make test   the same environment with the extra `test`; lint, types, doctests and tests
+# make wheel  build the wheel, install it alone in an empty environment and run it outside the checkout
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: fit test lint wheel clean
+
+fit: $(VENV)/.installed
+	$(BIN)/jdfl-lightning fit $(ARGS)
+
+test: lint
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+wheel: $(VENV)/.installed-test
+	$(BIN)/python tests/wheel_check.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,121 @@
+"""Weights & Biases in real offline runs, whose files are read back."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+import yaml
+
+from helpers import experiment
+from jdfl_lightning import fit
+from jdfl_lightning.config import as_dict
+from jdfl_lightning.errors import Note
+from jdfl_lightning.loggers import WandbRounds
+from jdfl_lightning.run_folder import read_run
+
+messages: Any = import_module("wandb.proto.wandb_internal_pb2")
+_BLOCK = 32768
+
+
+def records(file: Path) -> Iterator[Any]:
+    """Read W&B's transaction log: LevelDB's log format behind a header of 7 bytes, a protobuf in each record."""
+    content = file.read_bytes()
+    assert content.startswith(b":W&B")
+    position, parts = 7, b""
+    while position + 7 <= len(content):
+        if _BLOCK - position % _BLOCK < 7:
+            position += _BLOCK - position % _BLOCK
+            continue
+        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        parts += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = messages.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+def read_offline(folder: Path) -> dict[str, Any]:
+    """Return history, metric definitions, config and name of the one offline run in a folder."""
+    (file,) = folder.rglob("*.wandb")
+    found: dict[str, Any] = {"history": [], "metrics": {}, "config": {}, "images": set()}
+    for record in records(file):
+        kind = record.WhichOneof("record_type")
+        if kind == "history":
+            row = {"/".join(i.nested_key) or i.key: yaml.safe_load(i.value_json) for i in record.history.item}
+            found["history"].append(row)
+            found["images"] |= {key.split("/")[0] for key in row if key.endswith("/filenames")}
+        elif kind == "metric":
+            metric = record.metric
+            found["metrics"][metric.name or metric.glob_name] = metric.step_metric
+        elif kind == "run":
+            found["name"], found["group"], found["project"] = (
+                record.run.display_name,
+                record.run.run_group,
+                record.run.project,
+            )
+        elif kind == "config":
+            items = record.config.update
+            found["config"] |= {"/".join(i.nested_key) or i.key: yaml.safe_load(i.value_json) for i in items}
+    return found
+
+
+def test_curves_of_an_offline_run() -> None:
+    run = experiment(run_dir="run", logger=WandbRounds(project="tests", group="digits"), rounds=3)
+    rows = read_run(fit(run).folder).rows
+    found = read_offline(Path("run"))
+    curves = [row for row in found["history"] if "test/acc" in row]
+    assert [row["round"] for row in curves] == [1, 2, 3]
+    wanted = {"test/acc", "test/acc_best", "test/acc_worst", "test/acc/ink", "train/loss", "bytes/up", "time/fit"}
+    for logged, row in zip(curves, rows, strict=True):
+        assert wanted <= set(logged)
+        for name in wanted:
+            assert logged[name] == pytest.approx(row[name])
+    assert found["metrics"]["*"] == "round"
+    assert (found["project"], found["group"]) == ("tests", "digits")
+    assert found["name"] == "digitsdomains-fedavg-random-seed0"
+    assert found["config"]["rounds"] == 3
+    assert found["config"]["data"] == as_dict(run)["data"]
+    assert found["images"] == {"discovery", "curves"}
+
+
+@pytest.mark.parametrize("account", [False, True])
+def test_goes_on_offline_and_says_how_to_sync(account: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without an account; and with one, but a server that nobody answers for."""
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    if account:
+        (tmp_path / "netrc").write_text(f"machine 127.0.0.1 login user password {'a' * 40}\n")
+        (tmp_path / "netrc").chmod(0o600)
+    wandb.teardown()
+    try:
+        with pytest.warns(Note, match="later: wandb sync .*offline-run") as notes:
+            fit(experiment(run_dir="run", logger=True, rounds=1, supervision="base"))
+    finally:
+        wandb.teardown()
+    reason = "cannot be reached" if account else "no account"
+    assert reason in str(notes[0].message)
+    assert "\n" not in str(notes[0].message)
+    assert len([row for row in read_offline(Path("run"))["history"] if "test/acc" in row]) == 1
+
+
+def test_a_failed_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = WandbRounds()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the power is out")
+
+    monkeypatch.setattr("jdfl_lightning.experiment.run_rounds", fail)
+    with pytest.raises(RuntimeError, match="power"):
+        fit(experiment(run_dir="run", logger=logger, supervision="base"))
+    assert logger.version is None
+    assert wandb.run is None

@@ -1,0 +1,46 @@
+"""Build the wheel, install it alone in an empty environment, and use it outside the checkout: `make wheel`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    """Stop at the first command that fails."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+
+        def run(*command: str | Path, where: Path = folder) -> str:
+            print("+", *command, flush=True)
+            done = subprocess.run(
+                list(map(str, command)), cwd=where, env=environment, stdout=subprocess.PIPE, text=True
+            )
+            print(done.stdout, end="", flush=True)
+            if done.returncode:
+                sys.exit(f"failed with exit code {done.returncode}")
+            return done.stdout
+
+        run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, CHECKOUT)
+        (wheel,) = folder.glob("*.whl")
+        venv.create(folder / "empty", with_pip=True)
+        bin_folder = folder / "empty" / "bin"
+        run(bin_folder / "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+        command = bin_folder / "jdfl-lightning"
+        run(command, "--version")
+        run(command, "fit", "--rounds", "2", "--run_dir", "run")
+        run(command, "test", "--run", "run")
+        assert "num_clients: 40" in run(command, "fit", "--config", "pacs_c.yaml", "--print_config")
+        left = {path.name for path in folder.iterdir()} - {"empty", wheel.name, "run"}
+        assert not left, f"left behind: {left}"
+
+
+if __name__ == "__main__":
+    main()
