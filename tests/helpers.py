@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from jdfl_lightning import DigitsDomains, Experiment
+from jdfl_lightning import DigitsDomains, DomainDataModule, Experiment
+from jdfl_lightning.data.partition import Partition
 
 
 def digits(num_clients: int = 4) -> DigitsDomains:
@@ -48,3 +50,41 @@ def batch_norm_net(size: int) -> nn.Module:
 def picture_net(size: int) -> nn.Module:
     """Not a backbone: gives maps instead of a feature vector."""
     return nn.Conv2d(3, 8, 3)
+
+
+class ScalarNet(nn.Module):
+    """One parameter x, 0 at first, which is the feature of every image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.x.expand(len(images), 1)
+
+
+def scalar_net(size: int) -> nn.Module:
+    """A backbone with one parameter."""
+    return ScalarNet()
+
+
+class ToyData(DomainDataModule):
+    """Grey pictures in one domain, as many for each client as asked; for quadratic losses that do not look at them."""
+
+    domain_names = ("only",)
+    class_names = ("a", "b")
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(size=1, num_clients=len(sizes), test_fraction=0.5)
+        self.sizes = sizes
+
+    def load(self) -> tuple[Tensor, Tensor, Tensor]:
+        count = sum(self.sizes) + 2
+        labels = torch.arange(count) % 2
+        return torch.zeros(count, 1, 1, 3, dtype=torch.uint8), labels, torch.zeros_like(labels)
+
+    def deal(self, seed: int) -> Partition:
+        self.images, self.labels, self.domains = self.load()
+        *clients, test = torch.arange(len(self.labels)).split([*self.sizes, 2])
+        self.partition = Partition(list(clients), [0] * len(clients), [test])
+        return self.partition

@@ -24,7 +24,7 @@ from jdfl_lightning.messages import FitResult, FitTask
 from jdfl_lightning.models import build_backbone
 from jdfl_lightning.rounds import ServerState, run_rounds, sample_clients
 from jdfl_lightning.seeding import derive_seed, isolated_randomness, torch_generator
-from jdfl_lightning.tensors import Record, Tensors, flatten, weighted_mean
+from jdfl_lightning.tensors import Record, RunningSum, Tensors, flatten
 
 
 def task_for(run: Experiment, client: int = 1, number: int = 3, m: int = 3) -> FitTask:
@@ -133,7 +133,14 @@ def test_options_reach_the_trainer() -> None:
 
 
 def result(client: int, n: int, value: float, **buffers: torch.Tensor) -> FitResult:
-    return FitResult(client, n, 1, {"w": torch.tensor([value])}, buffers, metrics={"train/loss": 0.0})
+    return FitResult(client, n, 1, weights={"w": torch.tensor([value])}, buffers=buffers)
+
+
+def weighted_mean(items: Iterable[tuple[float, Tensors]]) -> Tensors:
+    total = RunningSum()
+    for weight, tensors in items:
+        total.add(tensors, weight)
+    return total.mean()
 
 
 def test_fedavg_by_hand() -> None:
@@ -194,7 +201,7 @@ class CountingUpdate(LocalUpdate):
             assert parameter.grad is not None
             parameter.grad.zero_()
 
-    def report(self, weights: Tensors, num_steps: int) -> tuple[Record, Record]:
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
         assert torch.equal(flatten(weights), flatten(self.task.weights))  # the correction took the gradient away
         count = self.state["own"]["n"] + 1
         return {"own": {"n": count}}, {"own": {"n": count}}
@@ -300,5 +307,5 @@ def test_bytes_are_counted() -> None:
         0, 1, 0, {"w": torch.zeros(3)}, {"b": torch.zeros(2, dtype=torch.long)}, {"c": {"w": table}}, table=table
     )
     assert task.num_bytes == 12 + 16 + 16 + 16
-    assert FitResult(0, 1, 1, {"w": torch.zeros(3)}, upload={"c": {"w": table}}).num_bytes == 12 + 16
+    assert FitResult(0, 1, 1, weights={"w": torch.zeros(3)}, upload={"c": {"w": table}}).num_bytes == 12 + 16
     assert digits().num_clients == 4

@@ -7,7 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jdfl_lightning.algorithms import Algorithm, FedAvg, LocalUpdate
+    from jdfl_lightning.algorithms import (
+        MOON,
+        SCAFFOLD,
+        Algorithm,
+        FedAvg,
+        FedDC,
+        FedDyn,
+        FedProc,
+        FedProx,
+        LocalUpdate,
+    )
     from jdfl_lightning.config import Clustering, Experiment
     from jdfl_lightning.data import PACS, DigitsDomains, DomainDataModule, ImageFolderDomains, OfficeCaltech
     from jdfl_lightning.experiment import fit
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
     from jdfl_lightning.trainer import TrainerOptions
 
 _HOMES = {
-    "algorithms": ("Algorithm", "FedAvg", "LocalUpdate"),
+    "algorithms": ("MOON", "SCAFFOLD", "Algorithm", "FedAvg", "FedDC", "FedDyn", "FedProc", "FedProx", "LocalUpdate"),
     "config": ("Clustering", "Experiment"),
     "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech"),
     "experiment": ("fit",),
@@ -49,7 +59,9 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "MOON",
     "PACS",
+    "SCAFFOLD",
     "Algorithm",
     "Clustering",
     "DigitsDomains",
@@ -57,6 +69,10 @@ __all__ = [
     "DomainDataModule",
     "Experiment",
     "FedAvg",
+    "FedDC",
+    "FedDyn",
+    "FedProc",
+    "FedProx",
     "GradedTargets",
     "HardTargets",
     "ImageFolderDomains",

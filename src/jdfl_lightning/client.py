@@ -14,7 +14,7 @@ from jdfl_lightning.messages import DISCOVERY, FitResult, FitTask
 from jdfl_lightning.models import build_backbone, num_features, select_parameters
 from jdfl_lightning.module import JointModule
 from jdfl_lightning.seeding import isolated_randomness, torch_generator
-from jdfl_lightning.tensors import Record, Tensors, snapshot
+from jdfl_lightning.tensors import Record, Tensors, norm, snapshot
 from jdfl_lightning.trainer import quiet, silent_trainer
 
 if TYPE_CHECKING:
@@ -105,21 +105,26 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
         module.generator = module.loss_term = None
     num_steps = trainer.global_step
     if num_steps == 0:
-        raise InputError(f"Expected client {task.client} to train in round {task.round} but it took no step.")
+        raise InputError(
+            f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
+            "look at --epochs and --data.num_clients."
+        )
     weights, buffers = snapshot(module.trainable()), snapshot(module.statistics())
     if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
         raise InputError(
             f"Expected a finite update but client {task.client}'s in round {task.round} is not: lower --lr "
             f"(now {experiment.lr}) or set --trainer.gradient_clip_val."
         )
-    upload, state = update.report(weights, num_steps)
+    upload, state = update.report(weights)
+    norms = {f"norm/client/{group}": norm(tensors) for group, tensors in state.items()}
     result = FitResult(
         client=task.client,
         num_examples=len(loader.indices),
         num_steps=num_steps,
+        weight=task.weight,
         weights={} if discovering else weights,
         buffers={} if discovering else buffers,
         upload=upload,
-        metrics={"train/loss": update.mean_loss},
+        metrics={"train/loss": update.mean_loss} | norms,
     )
     return result, state

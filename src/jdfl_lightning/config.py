@@ -60,7 +60,9 @@ class Experiment:
     backbone: str = "PaperCNN"
     """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
     algorithm: Algorithm = field(default_factory=FedAvg)
-    """The federated optimizer: FedAvg, or your own subclass of Algorithm."""
+    """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
+    presets: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Hyper-parameters that an algorithm takes when --algorithm names it after this config: {name: {option: value}}."""
     supervision: Supervision = "random"
     """base: the optimizer alone, C outputs. hard, graded, random: joint head of M x C outputs with such targets."""
     num_domains: int | None = None
@@ -71,7 +73,7 @@ class Experiment:
     """Temperature of graded targets over the similarities of pseudo-domains, above 0."""
     phi: float = 1.0
     """Mass of random targets on the drawn pseudo-domain, in [0, 1]."""
-    rounds: int = 25
+    rounds: int = 30
     """T, communication rounds."""
     client_fraction: float = 0.5
     """Share of the clients that take part in a round, in (0, 1]."""
@@ -106,6 +108,9 @@ class Experiment:
         require(self.alpha is None or 0 < self.alpha <= 1, "--alpha", "above 0 and at most 1", self.alpha)
         require(self.tau > 0, "--tau", "positive", self.tau)
         require(0 <= self.phi <= 1, "--phi", "between 0 and 1", self.phi)
+        name = type(self.algorithm).__name__
+        sound = self.algorithm.allows_momentum or self.momentum == 0
+        require(sound, "--momentum", f"0 with {name}, whose correction it would amplify,", self.momentum)
         clients = self.data.num_clients
         require(
             self.num_domains is None or 1 <= self.num_domains <= clients,
@@ -179,18 +184,24 @@ def find_config(name: str) -> Path:
 
 def _explain(message: str) -> str:
     """Say what jsonargparse found in the words of the command line."""
-    key = re.search(r'Parser key "([^"]+)"', message)
+    keys = re.findall(r'Parser key "([^"]+)"', message)
+    flag = f"--{'.'.join(keys)}"
     value = re.search(r"(?:Got|Given) value: (.*)", message)
     types = [name for name in re.findall(r"Expected a <class '(\w+)'>", message) if name != "NoneType"]
     choices = re.search(r"Literal\[(.*?)\]", message)
     unknown = re.search(r"Expected a dot import path string: (.*)", message)
-    if key and value and choices:
-        return f"Expected --{key[1]} to be one of {choices[1]} but got {value[1].strip()!r}."
-    if key and value and types:
-        return f"Expected --{key[1]} to be of type {' or '.join(types)} but got {value[1].strip()!r}."
-    if key and unknown:
-        return f"Expected --{key[1]} to be the name or the import path of a class but got {unknown[1]!r}."
-    return f"--{key[1]}: {message[key.end() :].lstrip(':')}" if key else message
+    extra = re.search(r"class_path '(?:.*\.)?(\w+)':\s+Option '(\w+)' is not accepted", message)
+    if not keys:
+        return message
+    if value and choices:
+        return f"Expected {flag} to be one of {choices[1]} but got {value[1].strip()!r}."
+    if value and types:
+        return f"Expected {flag} to be of type {' or '.join(types)} but got {value[1].strip()!r}."
+    if unknown:
+        return f"Expected {flag} to be the name or the import path of a class but got {unknown[1]!r}."
+    if extra:
+        return f"Expected an option of {extra[1]} but it has no {flag}.{extra[2]}."
+    return f"{flag}: {message.rpartition(keys[-1])[2].lstrip(chr(34) + ':')}"
 
 
 def make_parser(program: str) -> ArgumentParser:
@@ -208,6 +219,33 @@ def make_parser(program: str) -> ArgumentParser:
     return parser
 
 
+def _with_config_files(args: Sequence[str]) -> list[str]:
+    """Join every option with its value, and replace names of configs by their files."""
+    joined: list[str] = []
+    for arg in args:
+        if joined and joined[-1] in ("--config", "--algorithm"):
+            joined[-1] += f"={arg}"
+        else:
+            joined.append(arg)
+    prefix = "--config="
+    return [f"{prefix}{find_config(arg.removeprefix(prefix))}" if arg.startswith(prefix) else arg for arg in joined]
+
+
+def _with_presets(args: Sequence[str]) -> list[str]:
+    """Follow an algorithm's name by what the configs before it set for that algorithm; later options still win."""
+    presets: dict[str, dict[str, float]] = {}
+    completed: list[str] = []
+    for arg in args:
+        completed.append(arg)
+        option, _, value = arg.partition("=")
+        if option == "--config":
+            presets |= yaml.safe_load(Path(value).read_text()).get("presets") or {}
+        elif option == "--algorithm":
+            chosen = presets.get(value.rpartition(".")[2], {})
+            completed += [f"--algorithm.{name}={setting}" for name, setting in chosen.items()]
+    return completed
+
+
 def parse_experiment(program: str, args: Sequence[str]) -> Experiment:
     """Turn command-line arguments into settings; raise an `InputError` that names what is wrong.
 
@@ -215,12 +253,7 @@ def parse_experiment(program: str, args: Sequence[str]) -> Experiment:
         program: name of the command in help texts.
         args: the arguments; what comes later overrides what comes before.
     """
-    args = list(args)
-    for position, arg in enumerate(args):
-        if arg == "--config" and position + 1 < len(args):
-            args[position + 1] = str(find_config(args[position + 1]))
-        elif arg.startswith("--config="):
-            args[position] = f"--config={find_config(arg.removeprefix('--config='))}"
+    args = _with_presets(_with_config_files(args))
     parser = make_parser(program)
     try:
         settings = parser.instantiate(parser.parse_args(args))

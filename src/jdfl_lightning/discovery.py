@@ -49,7 +49,7 @@ class DiscoveryProbe(LocalUpdate):
         super().__init__(task, {})
         self.names = list(names)
 
-    def report(self, weights: Tensors, num_steps: int) -> tuple[Record, Record]:
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the update vector; a client keeps nothing from Phase 1."""
         return {"update": {"u": update_vector(self.task.weights, weights, self.names)}}, {}
 

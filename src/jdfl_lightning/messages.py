@@ -28,6 +28,8 @@ class FitTask:
     """What the network keeps beside its parameters, such as BatchNorm's statistics."""
     server: Record = field(default_factory=dict)
     """The algorithm's broadcast."""
+    rounds: int = 1
+    """T, for algorithms with a schedule."""
     weight: float = 1.0
     """w_i = N n_i / sum(n), or 1 with uniform weighting."""
     domain: int = 0
@@ -52,6 +54,8 @@ class FitResult:
     """n_i, images the client trained on."""
     num_steps: int
     """K, optimizer steps really taken."""
+    weight: float = 1.0
+    """w_i of the task."""
     weights: Tensors = field(default_factory=dict)
     """Trainable parameters after the fit, theta_i; empty in Phase 1."""
     buffers: Tensors = field(default_factory=dict)

@@ -93,7 +93,8 @@ def draw_discovery(discovery: dict[str, Any], file: Path) -> None:
     image = right.imshow(similarities, vmin=-1, vmax=1, cmap="RdBu_r")
     for row, values in enumerate(similarities):
         for column, value in enumerate(values):
-            right.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
+            colour = "white" if abs(value) > 0.6 else "black"
+            right.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
     right.set(xticks=range(chosen), yticks=range(chosen), xlabel="pseudo-domain", ylabel="pseudo-domain")
     right.set_title("cosine similarity of centroids", loc="left", fontsize=10)
     figure.colorbar(image, ax=right)

@@ -15,7 +15,7 @@ from jdfl_lightning.data.base import Progress
 from jdfl_lightning.evaluation import Scores, evaluate
 from jdfl_lightning.messages import FitResult, FitTask
 from jdfl_lightning.seeding import numpy_generator
-from jdfl_lightning.tensors import Record, Tensors, weighted_mean
+from jdfl_lightning.tensors import Record, RunningSum, Tensors, norm
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class _Tally:
     def __init__(self, name: str, total: int, progress: Progress) -> None:
         self.name, self.total, self.progress = name, total, progress
         self.clients = self.bytes = self.examples = 0
-        self.loss = 0.0
-        self.buffers: list[tuple[float, Tensors]] = []
+        self.metrics: dict[str, float] = {}
+        self.buffers = RunningSum()
 
     def watch(self, results: Iterator[FitResult]) -> Iterator[FitResult]:
         for result in results:
             self.clients += 1
             self.bytes += result.num_bytes
             self.examples += result.num_examples
-            self.loss += result.metrics["train/loss"] * result.num_examples
-            if result.buffers:
-                self.buffers.append((result.num_examples, result.buffers))
+            for name, value in result.metrics.items():
+                self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
+            self.buffers.add(result.buffers, result.num_examples)
             self.progress(self.name, self.clients, self.total)
             yield result
 
@@ -111,6 +111,7 @@ def run_rounds(
                 weights=state.weights,
                 buffers=state.buffers,
                 server=broadcast,
+                rounds=experiment.rounds,
                 weight=num_clients * sizes[client] / sum(sizes) if algorithm.weighting == "samples" else 1.0,
                 domain=assignments[client],
                 table=table,
@@ -119,11 +120,13 @@ def run_rounds(
         ]
         tally = _Tally(f"round {number}", len(tasks), progress)
         weights, record = algorithm.aggregate(state.weights, state.record, tally.watch(runner(tasks)), num_clients)
-        state = ServerState(number, weights, weighted_mean(tally.buffers), record)
+        state = ServerState(number, weights, tally.buffers.mean(), record)
         fitted = time.perf_counter()
         scores = evaluate(site, state.weights, state.buffers)
         metrics = {
-            "train/loss": tally.loss / tally.examples,
+            **{name: total / tally.examples for name, total in tally.metrics.items()},
+            **{f"norm/server/{group}": norm(tensors) for group, tensors in record.items()},
+            **_other_scores(experiment, site, state),
             "clients": tally.clients,
             "bytes/down": sum(task.num_bytes for task in tasks),
             "bytes/up": tally.bytes,
@@ -131,3 +134,9 @@ def run_rounds(
             "time/evaluate": time.perf_counter() - fitted,
         }
         yield RoundReport(state, scores, metrics)
+
+
+def _other_scores(experiment: Experiment, site: Site, state: ServerState) -> dict[str, float]:
+    """Evaluate the models beside the server's that an algorithm names, such as the participants' mean."""
+    others = experiment.algorithm.other_models(state.weights, state.record)
+    return {f"test/acc_of_{name}": evaluate(site, model, state.buffers).overall for name, model in others.items()}

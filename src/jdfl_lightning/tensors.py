@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -49,21 +49,87 @@ def num_bytes(record: Mapping[str, Mapping[str, Tensor]]) -> int:
     return sum(tensor.numel() * tensor.element_size() for group in record.values() for tensor in group.values())
 
 
-def weighted_mean(items: Iterable[tuple[float, Mapping[str, Tensor]]]) -> Tensors:
-    """Return ``sum(weight * tensors) / sum(weight)``, holding one running sum and never all the items.
+def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return zeros of the same names and shapes.
 
-    The sum runs in double precision: the mean of equal tensors is that tensor to the bit. Integer tensors
-    (BatchNorm's step counter) have no mean; the first item's are copied.
-
-    >>> weighted_mean([(1, {"w": torch.tensor(1.0)}), (3, {"w": torch.tensor(2.0)})])
-    {'w': tensor(1.7500)}
+    >>> zeros_like({"w": torch.ones(2)})
+    {'w': tensor([0., 0.])}
     """
-    total, sums, first = 0.0, Tensors(), Tensors()
-    for weight, tensors in items:
-        if not first:
-            first = dict(tensors)
-            sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in first.items() if t.is_floating_point()}
-        total += weight
-        for name, accumulator in sums.items():
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], alpha: float = 1.0) -> Tensors:
+    """Return ``a + alpha * b``, name by name.
+
+    >>> add({"w": torch.tensor(3.0)}, {"w": torch.tensor(1.0)}, alpha=-2)
+    {'w': tensor(1.)}
+    """
+    return {name: torch.add(a[name], b[name], alpha=alpha) for name in a}
+
+
+def norm(tensors: Mapping[str, Tensor]) -> float:
+    """Return the Euclidean norm of all tensors together.
+
+    >>> norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])})
+    5.0
+    """
+    return float(sum((tensor.double() ** 2).sum() for tensor in tensors.values()) ** 0.5)
+
+
+def place(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
+    """Copy tensors to where the parameters of the same names are: device, type and memory layout.
+
+    Operations over lists of tensors are fused only if layouts agree.
+    """
+    return [torch.empty_like(param).copy_(tensors[name]) for name, param in params.items()]
+
+
+class RunningSum:
+    """A weighted sum of named tensors in double precision, one at a time.
+
+    >>> total = RunningSum()
+    >>> total.add({"w": torch.tensor(1.0)}, 2.0)
+    >>> total.add({"w": torch.tensor(5.0)})
+    >>> total.result(scale=0.5)
+    {'w': tensor(3.5000)}
+    """
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._sums: Tensors = {}
+        self._first: Tensors = {}
+
+    def add(self, tensors: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Add tensors with a weight."""
+        if not self._first:
+            self._first = dict(tensors)
+            self._sums = {
+                name: torch.zeros_like(tensor, dtype=torch.float64)
+                for name, tensor in tensors.items()
+                if tensor.is_floating_point()
+            }
+        self.weight += weight
+        for name, accumulator in self._sums.items():
             accumulator.add_(tensors[name].double(), alpha=weight)
-    return {n: (sums[n] / total).to(t.dtype) if n in sums else t.clone() for n, t in first.items()}
+
+    def result(self, scale: float = 1.0) -> Tensors:
+        """Return the sum times a factor; integer tensors have no sum and are those first added."""
+        return self._cast(lambda total: total * scale)
+
+    def mean(self) -> Tensors:
+        """Return the sum divided by the sum of the weights; the mean of equal tensors is that tensor to the bit."""
+        return self._cast(lambda total: total / self.weight)
+
+    def _cast(self, finish: Callable[[Tensor], Tensor]) -> Tensors:
+        return {
+            name: finish(self._sums[name]).to(tensor.dtype) if name in self._sums else tensor.clone()
+            for name, tensor in self._first.items()
+        }
+
+
+def grads(params: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the gradients of parameters, to be changed in place; one that has none yet gets zeros."""
+    for param in params.values():
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+    return [param.grad for param in params.values() if param.grad is not None]

@@ -2,5 +2,11 @@
 
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
+from jdfl_lightning.algorithms.feddc import FedDC
+from jdfl_lightning.algorithms.feddyn import FedDyn
+from jdfl_lightning.algorithms.fedproc import FedProc
+from jdfl_lightning.algorithms.fedprox import FedProx
+from jdfl_lightning.algorithms.moon import MOON
+from jdfl_lightning.algorithms.scaffold import SCAFFOLD
 
-__all__ = ["Algorithm", "FedAvg", "LocalUpdate"]
+__all__ = ["MOON", "SCAFFOLD", "Algorithm", "FedAvg", "FedDC", "FedDyn", "FedProc", "FedProx", "LocalUpdate"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -30,8 +31,14 @@ class LocalUpdate(pl.Callback):
     def __init__(self, task: FitTask, state: Record) -> None:
         self.task = task
         self.state = state
+        self.lr_sum = 0.0
+        """Sum of the learning rates of the steps taken: K * lr, if the rate is constant."""
+        self._params: Tensors = {}
         self._loss_sum: Tensor | float = 0.0
         self._num_seen = 0
+
+    def begin(self, params: Tensors) -> None:
+        """Make ready what `correct` needs, where the parameters are; called once, before the first step."""
 
     def correct(self, params: Tensors) -> None:
         """Change the gradients in place; called once for each optimizer step, after unscaling, before clipping."""
@@ -40,7 +47,7 @@ class LocalUpdate(pl.Callback):
         """Return what the training step minimises."""
         return task_loss
 
-    def report(self, weights: Tensors, num_steps: int) -> tuple[Record, Record]:
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Return (upload, new state) after a fit that ended at these weights."""
         return {}, self.state
 
@@ -49,23 +56,21 @@ class LocalUpdate(pl.Callback):
         """Mean training loss over all samples of the fit."""
         return float(self._loss_sum) / max(self._num_seen, 1)
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Call `begin` with the trainable parameters."""
+        self._params = {name: param for name, param in pl_module.named_parameters() if param.requires_grad}
+        self.begin(self._params)
+
     def on_before_optimizer_step(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        optimizer: Optimizer,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Call `correct` with the trainable parameters."""
-        if type(self).correct is not LocalUpdate.correct:
-            self.correct({name: param for name, param in pl_module.named_parameters() if param.requires_grad})
+        """Call `correct`, and take down the learning rate."""
+        self.lr_sum += optimizer.param_groups[0]["lr"]
+        with torch.no_grad():
+            self.correct(self._params)
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Add up the loss without waiting for the device."""
         size = len(batch[1])
@@ -78,7 +83,10 @@ class Algorithm(ABC):
     """A federated optimizer's hyper-parameters and server half."""
 
     weighting: Literal["samples", "uniform"] = "samples"
-    """Weight of a client in averages: its number of samples, or the same for all."""
+    """Weight of a client: its number of samples, or the same for all."""
+
+    allows_momentum: ClassVar[bool] = True
+    """Whether local momentum is sound with this algorithm's corrections."""
 
     def init_server(self, weights: Tensors) -> Record:
         """Return the server's record before the first round."""
@@ -109,6 +117,6 @@ class Algorithm(ABC):
             num_clients: N, participants or not.
         """
 
-    def client_weight(self, result: FitResult) -> float:
-        """Return the weight of a participant in an average over participants."""
-        return float(result.num_examples) if self.weighting == "samples" else 1.0
+    def other_models(self, weights: Tensors, server: Record) -> dict[str, Tensors]:
+        """Return further models that are worth evaluating after a round, by name."""
+        return {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jdfl_lightning.algorithms.base import Algorithm
 from jdfl_lightning.messages import FitResult
-from jdfl_lightning.tensors import Record, Tensors, weighted_mean
+from jdfl_lightning.tensors import Record, RunningSum, Tensors
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,14 @@ class FedAvg(Algorithm):
     """theta <- sum_S n_i theta_i / sum_S n_i."""
 
     def aggregate(
-        self,
-        weights: Tensors,
-        server: Record,
-        results: Iterable[FitResult],
-        num_clients: int,
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
     ) -> tuple[Tensors, Record]:
         """Average the participants' weights."""
-        return weighted_mean((self.client_weight(result), result.weights) for result in results), server
+        models = RunningSum()
+        for result in results:
+            models.add(result.weights, self.share(result))
+        return models.mean(), server
+
+    def share(self, result: FitResult) -> float:
+        """Return a participant's weight in the average."""
+        return float(result.num_examples) if self.weighting == "samples" else 1.0

@@ -1,0 +1,89 @@
+"""FedDC: local drift variables beside control variates (Gao et al., 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
+from jdfl_lightning.errors import require
+from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
+
+
+@dataclass(frozen=True)
+class FedDC(Algorithm):
+    """hbar <- hbar + (1/N) sum_S (theta_i - theta); theta <- plain mean_S theta_i + hbar; c as in SCAFFOLD."""
+
+    alpha: float = 0.1
+    """Strength of the drift's penalty, above 0; a client's is alpha / w_i. The paper: 0.01 in PACS A, 0.1 elsewhere."""
+
+    allows_momentum: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, "--algorithm.alpha", "positive", self.alpha)
+
+    def init_server(self, weights: Tensors) -> Record:
+        """The mean drift and the variate start at zero."""
+        return {"h": zeros_like(weights), "c": zeros_like(weights)}
+
+    def init_client(self, weights: Tensors) -> Record:
+        """A client's drift and variate start at zero."""
+        return {"h": zeros_like(weights), "c": zeros_like(weights)}
+
+    def broadcast(self, server: Record) -> Record:
+        """The mean drift stays at the server: theta holds all that clients need of it."""
+        return {"c": server["c"]}
+
+    def local(self, task: FitTask, state: Record) -> LocalUpdate:
+        """Return the client half for one fit."""
+        return DriftUpdate(task, state, self.alpha)
+
+    def aggregate(
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+    ) -> tuple[Tensors, Record]:
+        """Add the mean drift to the participants' plain mean; move c over all N."""
+        models, drift, moved = RunningSum(), RunningSum(), RunningSum()
+        for result in results:
+            models.add(result.weights)
+            drift.add(sub(result.weights, weights))
+            moved.add(result.upload["c_moved"], result.weight)
+        mean_drift = add(server["h"], drift.result(1 / num_clients))
+        variate = add(server["c"], moved.result(1 / num_clients))
+        return add(models.mean(), mean_drift), {"h": mean_drift, "c": variate}
+
+    def other_models(self, weights: Tensors, server: Record) -> dict[str, Tensors]:
+        """The participants' plain mean: the server's model extrapolates beyond it."""
+        return {"mean": sub(weights, server["h"])}
+
+
+class DriftUpdate(LocalUpdate):
+    """Local SGD with a_i (theta_i - theta + h_i) + c / w_i - c_i added to every gradient.
+
+    Then h_i <- h_i + D_i and c_i+ = c_i - c / w_i - D_i / (K lr), with D_i = theta_i - theta.
+    """
+
+    def __init__(self, task: FitTask, state: Record, alpha: float) -> None:
+        super().__init__(task, state)
+        self.alpha = alpha / task.weight
+
+    def begin(self, params: Tensors) -> None:
+        """The correction is a_i theta_i plus something constant in a fit."""
+        h, c_i, c = self.state["h"], self.state["c"], self.task.server["c"]
+        shift = {n: self.alpha * (h[n] - self.task.weights[n]) + c[n] / self.task.weight - c_i[n] for n in h}
+        self.shift = place(shift, params)
+
+    def correct(self, params: Tensors) -> None:
+        """Add a_i (theta_i - theta + h_i) + c / w_i - c_i."""
+        gradients = grads(params)
+        torch._foreach_add_(gradients, list(params.values()), alpha=self.alpha)
+        torch._foreach_add_(gradients, self.shift)
+
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
+        """Upload by how much the variate moved, and keep drift and variate."""
+        drift, c = sub(weights, self.task.weights), self.task.server["c"]
+        moved = {n: -c[n] / self.task.weight - drift[n] / self.lr_sum for n in drift}
+        return {"c_moved": moved}, {"h": add(self.state["h"], drift), "c": add(self.state["c"], moved)}

@@ -1,0 +1,77 @@
+"""FedDyn: a dynamic regularizer that makes the clients' optima agree with the server's (Acar et al., 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
+from jdfl_lightning.errors import require
+from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
+
+
+@dataclass(frozen=True)
+class FedDyn(Algorithm):
+    """vbar <- vbar + (1/N) sum_S (theta_i - theta); theta <- plain mean_S theta_i + vbar."""
+
+    alpha: float = 0.01
+    """Strength of the regularizer, above 0; a client's is alpha / w_i."""
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, "--algorithm.alpha", "positive", self.alpha)
+
+    def init_server(self, weights: Tensors) -> Record:
+        """The mean dual of all clients starts at zero."""
+        return {"v": zeros_like(weights)}
+
+    def init_client(self, weights: Tensors) -> Record:
+        """A client's dual starts at zero."""
+        return {"v": zeros_like(weights)}
+
+    def broadcast(self, server: Record) -> Record:
+        """The server's dual stays there: theta holds all that clients need of it."""
+        return {}
+
+    def local(self, task: FitTask, state: Record) -> LocalUpdate:
+        """Return the client half for one fit."""
+        return DualUpdate(task, state, self.alpha)
+
+    def aggregate(
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+    ) -> tuple[Tensors, Record]:
+        """Add the mean dual to the participants' plain mean."""
+        models, drift = RunningSum(), RunningSum()
+        for result in results:
+            models.add(result.weights)
+            drift.add(sub(result.weights, weights))
+        dual = add(server["v"], drift.result(1 / num_clients))
+        return add(models.mean(), dual), {"v": dual}
+
+    def other_models(self, weights: Tensors, server: Record) -> dict[str, Tensors]:
+        """The participants' plain mean: the server's model extrapolates beyond it."""
+        return {"mean": sub(weights, server["v"])}
+
+
+class DualUpdate(LocalUpdate):
+    """Local SGD with a_i (theta_i - theta + v_i) added to every gradient; then v_i <- v_i + theta_i - theta."""
+
+    def __init__(self, task: FitTask, state: Record, alpha: float) -> None:
+        super().__init__(task, state)
+        self.alpha = alpha / task.weight
+
+    def begin(self, params: Tensors) -> None:
+        """The correction is a_i theta_i plus something constant in a fit."""
+        self.shift = place({n: self.alpha * (v - self.task.weights[n]) for n, v in self.state["v"].items()}, params)
+
+    def correct(self, params: Tensors) -> None:
+        """Add a_i (theta_i - theta + v_i)."""
+        gradients = grads(params)
+        torch._foreach_add_(gradients, list(params.values()), alpha=self.alpha)
+        torch._foreach_add_(gradients, self.shift)
+
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
+        """Keep the new dual; the server sees it in the weights."""
+        return {}, {"v": add(self.state["v"], sub(weights, self.task.weights))}

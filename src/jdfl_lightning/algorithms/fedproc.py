@@ -1,0 +1,111 @@
+"""FedProc: local features are aligned with global prototypes of the classes (Mu et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from jdfl_lightning.algorithms.base import LocalUpdate
+from jdfl_lightning.algorithms.fedavg import FedAvg
+from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.tensors import Record, RunningSum, Tensors
+
+
+def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, labels: Tensor) -> Tensor:
+    r"""Return the softmax cross-entropy of :math:`z \cdot P_k` over the classes seen so far, the mean over a batch.
+
+    Features and prototypes are normalised. A class never seen has no prototype: it is left out of the denominator,
+    and samples of it are left out of the mean.
+
+    >>> prototypes, z = torch.eye(2), torch.tensor([[1.0, 0.0]])
+    >>> [prototype_contrast(z, prototypes, torch.tensor([True, True]), torch.tensor([y])) for y in (0, 1)]
+    [tensor(0.3133), tensor(1.3133)]
+    """
+    known = seen[labels]
+    if not known.any():
+        return features.new_zeros(())
+    scores = normalize(features[known], dim=1) @ normalize(prototypes, dim=1).T
+    return cross_entropy(scores.masked_fill(~seen, -torch.inf), labels[known])
+
+
+@dataclass(frozen=True)
+class FedProc(FedAvg):
+    """Loss a_t * task + (1 - a_t) * contrast with a_t = min(t / T, 1); the first round is the task alone."""
+
+    def local(self, task: FitTask, state: Record) -> LocalUpdate:
+        """Return the client half for one fit."""
+        return PrototypeUpdate(task, state)
+
+    def aggregate(
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+    ) -> tuple[Tensors, Record]:
+        """Average the models; a class's prototype is the mean feature over all participants' samples of it."""
+        features = RunningSum()
+
+        def watch() -> Iterable[FitResult]:
+            for result in results:
+                features.add(result.upload["features"])
+                yield result
+
+        weights, _ = super().aggregate(weights, {}, watch(), num_clients)
+        totals = features.result()
+        present = totals["counts"] > 0
+        means = totals["sums"] / totals["counts"].clamp_min(1).unsqueeze(1)
+        old = server.get("prototypes", {"means": torch.zeros_like(means), "seen": torch.zeros_like(present)})
+        return weights, {
+            "prototypes": {
+                "means": torch.where(present.unsqueeze(1), means, old["means"]),
+                "seen": old["seen"] | present,
+            }
+        }
+
+
+class PrototypeUpdate(LocalUpdate):
+    """Local SGD on the mixed loss; after it, features summed by class over all the client's data in eval mode."""
+
+    def __init__(self, task: FitTask, state: Record) -> None:
+        super().__init__(task, state)
+        self.progress = min((task.round - 1) / task.rounds, 1.0)
+        self._prototypes: tuple[Tensor, Tensor] | None = None
+        self._features: Tensors = {}
+
+    def begin(self, params: Tensors) -> None:
+        """Put the prototypes beside the parameters."""
+        if "prototypes" in self.task.server:
+            device = next(iter(params.values())).device
+            prototypes = self.task.server["prototypes"]
+            self._prototypes = prototypes["means"].to(device), prototypes["seen"].to(device)
+
+    def loss(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """Mix the task's loss and the contrast with the prototypes."""
+        if self._prototypes is None:
+            return task_loss
+        means, seen = self._prototypes
+        term = prototype_contrast(features, means.to(features.dtype), seen, labels)
+        return self.progress * task_loss + (1 - self.progress) * term
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Sum the normalised features of each class with the client's own model."""
+        backbone, head = cast(nn.Module, pl_module.backbone), cast(nn.Module, pl_module.head)
+        num_classes = cast(int, head.num_classes)
+        sums = torch.zeros(num_classes, cast(int, head.in_features), dtype=torch.float64, device=pl_module.device)
+        counts = torch.zeros(num_classes, dtype=torch.float64, device=pl_module.device)
+        backbone.eval()
+        with torch.no_grad():
+            for batch in cast(Iterable[list[Tensor]], trainer.train_dataloader):
+                images, labels = (part.to(pl_module.device) for part in batch[:2])
+                images = images.to(next(backbone.parameters()).dtype)
+                sums.index_add_(0, labels, normalize(backbone(images), dim=1).double())
+                counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float64))
+        backbone.train()
+        self._features = {"sums": sums.cpu(), "counts": counts.cpu()}
+
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
+        """Upload sums and counts; nothing is kept."""
+        return {"features": self._features}, {}

@@ -1,0 +1,46 @@
+"""FedProx: FedAvg with a pull towards the model that was sent out (Li et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from jdfl_lightning.algorithms.base import LocalUpdate
+from jdfl_lightning.algorithms.fedavg import FedAvg
+from jdfl_lightning.errors import require
+from jdfl_lightning.messages import FitTask
+from jdfl_lightning.tensors import Record, Tensors, grads, place
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """Adds mu (theta_i - theta) to a client's gradient; the server is FedAvg's."""
+
+    mu: float = 0.01
+    """Strength of the proximal term, 0 or more."""
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, "--algorithm.mu", "0 or more", self.mu)
+
+    def local(self, task: FitTask, state: Record) -> LocalUpdate:
+        """Return the client half for one fit."""
+        return ProximalUpdate(task, state, self.mu)
+
+
+class ProximalUpdate(LocalUpdate):
+    """Local SGD on f_i(theta_i) + mu/2 ||theta_i - theta||^2."""
+
+    def __init__(self, task: FitTask, state: Record, mu: float) -> None:
+        super().__init__(task, state)
+        self.mu = mu
+
+    def begin(self, params: Tensors) -> None:
+        """Keep theta beside the parameters."""
+        self.theta = place(self.task.weights, params)
+
+    def correct(self, params: Tensors) -> None:
+        """Add mu (theta_i - theta)."""
+        gradients = grads(params)
+        torch._foreach_add_(gradients, list(params.values()), alpha=self.mu)
+        torch._foreach_add_(gradients, self.theta, alpha=-self.mu)

@@ -1,0 +1,71 @@
+"""SCAFFOLD: control variates at server and clients correct the drift of local steps (Karimireddy et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from jdfl_lightning.algorithms.base import LocalUpdate
+from jdfl_lightning.algorithms.fedavg import FedAvg
+from jdfl_lightning.errors import require
+from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(FedAvg):
+    """Option II of the paper: theta <- theta + lr_g (mean_S theta_i - theta); c <- c + (1/N) sum_S w_i (c_i+ - c_i)."""
+
+    global_lr: float = 1.0
+    """lr_g, the server's step size."""
+
+    allows_momentum: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.global_lr > 0, "--algorithm.global_lr", "positive", self.global_lr)
+
+    def init_server(self, weights: Tensors) -> Record:
+        """The server's variate starts at zero."""
+        return {"c": zeros_like(weights)}
+
+    def init_client(self, weights: Tensors) -> Record:
+        """A client's variate starts at zero."""
+        return {"c": zeros_like(weights)}
+
+    def local(self, task: FitTask, state: Record) -> LocalUpdate:
+        """Return the client half for one fit."""
+        return VariateUpdate(task, state)
+
+    def aggregate(
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+    ) -> tuple[Tensors, Record]:
+        """Step towards the participants' mean; move c by what the participants' variates moved, over all N."""
+        models, moved = RunningSum(), RunningSum()
+        for result in results:
+            models.add(result.weights, self.share(result))
+            moved.add(result.upload["c_moved"], result.weight)
+        mean = models.mean()
+        if self.global_lr != 1:
+            mean = add(weights, sub(mean, weights), alpha=self.global_lr)
+        return mean, {"c": add(server["c"], moved.result(1 / num_clients))}
+
+
+class VariateUpdate(LocalUpdate):
+    """Local SGD with c - c_i added to every gradient; then c_i+ = c_i - c + (theta - theta_i) / (K lr)."""
+
+    def begin(self, params: Tensors) -> None:
+        """The correction is constant in a fit."""
+        self.shift = place(sub(self.task.server["c"], self.state["c"]), params)
+
+    def correct(self, params: Tensors) -> None:
+        """Add c - c_i."""
+        torch._foreach_add_(grads(params), self.shift)
+
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
+        """Upload by how much the variate moved, and keep the new one."""
+        gradient = {n: (self.task.weights[n] - weights[n]) / self.lr_sum for n in weights}
+        moved = sub(gradient, self.task.server["c"])
+        return {"c_moved": moved}, {"c": add(self.state["c"], moved)}
