@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 import subprocess
 import sys
 from io import StringIO
@@ -18,6 +19,7 @@ from helpers import experiment
 from jdfl_lightning import fit
 from jdfl_lightning.cli import main
 from jdfl_lightning.display import LiveDisplay, PlainDisplay, open_display
+from jdfl_lightning.run_folder import read_run
 
 QUICK = ["--data.size", "8", "--data.num_clients", "4", "--rounds", "2", "--epochs", "1", "--clustering.epochs", "1"]
 
@@ -50,6 +52,9 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--alpha", "1.5"], "--alpha"),
         (["--alpha", "nan"], "--alpha"),
         (["--trainer.devices", "0"], "--trainer"),
+        (["--trainer.devices", "2", "--trainer.accelerator", "cpu"], "--trainer.devices"),
+        (["--logger", "WandbRounds", "--logger.project", "a/b"], "--logger"),
+        (["--backbone", "vit_b_16"], "--data.size"),
         (["--clustering.layers", "[nothing.*]"], "nothing.*"),
         (["--tau", "0"], "--tau"),
         (["--phi", "1.01"], "--phi"),
@@ -85,6 +90,9 @@ def test_bad_config_files(capsys: pytest.CaptureFixture[str]) -> None:
     for text, named in (("round: 3\n", "round"), ("rounds: [\n", "mine.yaml"), ("- 1\n- 2\n", "mine.yaml")):
         Path("mine.yaml").write_text(text)
         assert named in bad(capsys, "fit", "--config", "mine.yaml")
+    for text in ("presets: 3\n", "presets: {FedProx: 3}\n"):
+        Path("mine.yaml").write_text(text)
+        assert "presets" in bad(capsys, "fit", "--config", "mine.yaml", "--algorithm", "FedProx")
 
 
 def test_a_missing_class_and_a_broken_image(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,10 +239,24 @@ def test_live_display() -> None:
         assert part in shown
 
 
-def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+def test_interrupt_ends_with_130() -> None:
+    """A real SIGINT in the middle of a fit, which Lightning would answer by leaving the process with 1."""
+    arguments = ["--data.size", "8", "--data.num_clients", "4", "--epochs", "50", "--supervision", "base"]
+    command = [sys.executable, "-u", "-m", "jdfl_lightning.cli", "fit", *arguments, "--run_dir", "run"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "run folder: run\n"
+        assert process.stdout.readline().startswith("round 1/")
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "jdfl-lightning: interrupted\n")
+    assert read_run(Path("run")).rows[0]["round"] == 1  # what was finished is there
 
-    monkeypatch.setattr("jdfl_lightning.experiment.discover", interrupt)
-    assert main(["fit", *QUICK]) == 130
-    assert "interrupted" in capsys.readouterr().err
+
+def test_a_closed_pipe_is_no_error() -> None:
+    fit(experiment(run_dir="run", rounds=1, supervision="base"))
+    Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save("x.png")
+    command = f"{sys.executable} -m jdfl_lightning.cli predict --run run {'x.png ' * 500} | head -1"
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=path)
+    assert (done.stdout, done.stderr) == ("image,class,probability,pseudo_domain\n", "")

@@ -98,11 +98,11 @@ def test_too_many_and_too_few_clients() -> None:
 def test_loader_gives_every_image_once_and_shuffles_every_pass() -> None:
     images = torch.arange(10, dtype=torch.uint8).view(10, 1, 1, 1).expand(10, 2, 2, 3).contiguous()
     labels, domains = torch.arange(10), torch.arange(10) // 5
-    loader = BatchLoader(images, labels, domains, torch.arange(1, 10), 4, torch.Generator().manual_seed(0))
+    loader = BatchLoader(images, labels, domains, torch.arange(10), 4, torch.Generator().manual_seed(0))
     passes = []
     for _ in range(2):
         batches = list(loader)
-        assert [len(labels) for _, labels, _ in batches] == [4, 4, 1]
+        assert [len(labels) for _, labels, _ in batches] == [4, 4, 2]
         assert len(batches) == len(loader)
         for pixels, label, domain in batches:
             assert pixels.shape[1:] == (3, 2, 2)
@@ -110,9 +110,14 @@ def test_loader_gives_every_image_once_and_shuffles_every_pass() -> None:
             torch.testing.assert_close(pixels[:, 0, 0, 0], label / 127.5 - 1)
             assert torch.equal(domain, label // 5)
         passes.append(torch.cat([label for _, label, _ in batches]).tolist())
-    assert sorted(passes[0]) == sorted(passes[1]) == list(range(1, 10))
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(10))
     assert passes[0] != passes[1]
     assert images.max() == 9  # the images themselves are not touched
+    merged = BatchLoader(images, labels, domains, torch.arange(9), 4)
+    assert [len(batch[1]) for batch in merged] == [4, 5]  # a last batch of one image joins the one before it
+    assert len(merged) == 2
+    single = BatchLoader(images, labels, domains, torch.arange(3), 1)
+    assert [len(batch[1]) for batch in single] == [1, 1, 1]
     plain = BatchLoader(images, labels, 3, torch.tensor([4, 2]), 8)
     assert [batch[1].tolist() for batch in plain] == [[4, 2]]
     assert next(iter(plain))[2].tolist() == [3, 3]
@@ -179,6 +184,40 @@ def test_image_folder(image_tree: Path) -> None:
 def test_a_class_that_a_domain_lacks(image_tree: Path) -> None:
     shutil.rmtree(image_tree / "dark" / "class1")
     with pytest.raises(InputError, match="dark has no image of class1"):
+        ImageFolderDomains(root=str(image_tree), size=8, num_clients=2).setup()
+
+
+def test_names_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Classes that differ only in signs or case are different classes; nothing is read twice."""
+    root = tmp_path / "tree"
+    for domain in ("a", "b"):
+        for number, label in enumerate(("C", "C++", "猫", "狗")):
+            folder = root / domain / label
+            folder.mkdir(parents=True)
+            for copy in range(3):
+                Image.fromarray(np.full((9, 9, 3), 60 * number + copy, dtype=np.uint8)).save(folder / f"{copy}.png")
+    data = ImageFolderDomains(root=str(root), size=8, num_clients=2)
+    data.setup()
+    assert data.class_names == ("C", "C++", "狗", "猫")
+    assert len(data.images.flatten(1).unique(dim=0)) == 12
+    (root / "a" / "C").rename(root / "a" / "c")
+    with pytest.raises(InputError, match="a has no image of C"):
+        ImageFolderDomains(root=str(root), size=8, num_clients=2).setup()
+    (root / "a").rename(root / "worst")
+    with pytest.raises(InputError, match="'worst': rename it"):
+        ImageFolderDomains(root=str(root), size=8, num_clients=2).setup()
+
+
+def test_two_spellings_of_one_name_are_refused(tmp_path: Path) -> None:
+    make_known(tmp_path, {d: d for d in PACS.domain_names}, {c: c for c in PACS.class_names})
+    shutil.copytree(tmp_path / "photo", tmp_path / "Photo")
+    with pytest.raises(InputError, match=r"Photo and .*photo"):
+        PACS(root=str(tmp_path), size=8, num_clients=4).setup()
+
+
+def test_a_dangling_link_is_named(image_tree: Path) -> None:
+    (image_tree / "dark" / "class1" / "z.png").symlink_to("nowhere.png")
+    with pytest.raises(InputError, match=r"z\.png cannot be read"):
         ImageFolderDomains(root=str(image_tree), size=8, num_clients=2).setup()
 
 
@@ -296,6 +335,20 @@ def test_image_modes_that_occur(tmp_path: Path) -> None:
             pixels = cache.decode(tmp_path / name, 8)
         assert pixels.shape == (8, 8, 3)
         assert abs(int(pixels.mean()) - 200) < 4
+    ink = np.zeros((20, 20, 4), dtype=np.uint8)
+    ink[:, :10, 3] = 255  # the left half is black ink, the right one is transparent
+    Image.fromarray(ink).save(tmp_path / "ink.png")
+    pixels = cache.decode(tmp_path / "ink.png", 8)
+    assert (pixels[:, :3] == 0).all()
+    assert (pixels[:, 5:] == 255).all()
+    Image.fromarray(np.full((9, 9), 0x8080, dtype=np.uint16)).save(tmp_path / "deep.png")
+    assert (cache.decode(tmp_path / "deep.png", 8) == 0x80).all()
+    turned = Image.fromarray(np.repeat(np.array([[0, 255]], dtype=np.uint8), 16, 0).repeat(8, 1))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees to see it upright: the dark left half becomes the top
+    turned.save(tmp_path / "turned.jpg", exif=exif)
+    upright = cache.decode(tmp_path / "turned.jpg", 8)
+    assert upright[:2].mean() < 30 < 220 < upright[-2:].mean()
 
 
 # --- the real images

@@ -65,7 +65,8 @@ def test_clusters_do_not_depend_on_the_order_of_clients(seed: int, m: int) -> No
     straight = cluster(vectors, m, "elbow", 10, seed=0)
     shuffled = cluster(vectors[order], m, "elbow", 10, seed=0)
     assert straight.num_domains == shuffled.num_domains == m
-    if m == 6:
+    assert straight.inertias[6] == pytest.approx(shuffled.inertias[6])
+    if m == 6:  # with fewer clusters than blobs, which ones are joined may be a close call
         permuted = [straight.assignments[i] for i in order.tolist()]
         assert adjusted_rand_score(permuted, shuffled.assignments) == 1
     assert sorted(set(straight.assignments)) == list(range(m))
@@ -97,6 +98,9 @@ def test_equal_updates_are_one_domain() -> None:
     found = cluster(torch.ones(5, 3), None, "silhouette", 10, seed=0)
     assert found.num_domains == 1
     assert cluster(torch.ones(1, 3), None, "silhouette", 10, seed=0).assignments == [0]
+    given = cluster(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), 4, "elbow", 10, seed=0)
+    assert given.num_domains == 4  # M given stays M, even if some pseudo-domains have no client
+    assert given.assignments == [0, 0, 1, 1]
 
 
 def test_client_sends_only_the_update_of_the_chosen_layers() -> None:

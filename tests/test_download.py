@@ -88,7 +88,7 @@ def test_goes_on_to_the_mirror_that_works(server: str, tmp_path: Path) -> None:
         data.setup()
     assert len(data.images) == 14
     assert [path.name for path in root.parent.iterdir()] == ["fruit"]  # nothing is left aside
-    assert steps[0][0] == "downloading"
+    assert steps[0][0] == "downloading (bytes)"
     data.mirrors = ()
     fruit(root).setup()  # what is there is not fetched again
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,12 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger
 
 from helpers import digits, experiment
-from jdfl_lightning import Experiment, FedAvg, fit
+from jdfl_lightning import Experiment, FedAvg, ImageFolderDomains, TrainerOptions, fit
 from jdfl_lightning.checkpoint import load_record
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import as_dict, parse_experiment, save_config, shipped_configs
 from jdfl_lightning.errors import InputError
-from jdfl_lightning.run_folder import METRICS, load_model, read_run
+from jdfl_lightning.run_folder import METRICS, load_model, make_run_folder, read_run
 
 FILES = {"config.yaml", "metrics.csv", "curves.png", "best.safetensors", "last.safetensors"}
 DISCOVERY_FILES = {"discovery.json", "discovery.png", "discovery.safetensors"}
@@ -110,16 +111,52 @@ def test_any_lightning_logger_works() -> None:
 
 
 def test_test_command_gives_the_same_accuracies(capsys: pytest.CaptureFixture[str]) -> None:
-    run = fit(experiment(run_dir="run", rounds=3, epochs=2, lr=0.1))
+    run = fit(experiment(run_dir="run", rounds=4, epochs=1, lr=0.3))
     assert main(["test", "--run", "run"]) == 0
     out = capsys.readouterr().out
     for row in (run.best, run.last):
         for name in ("test/acc", "test/acc_worst", "test/acc/photo"):
             assert f"{100 * row[name]:.2f}" in out
     (Path("run") / "last.safetensors").write_bytes((Path("run") / "best.safetensors").read_bytes())
-    if run.best != run.last:
-        assert main(["test", "--run", "run"]) == 1
-        assert "last" in capsys.readouterr().err
+    assert run.best["test/acc"] != run.last["test/acc"]  # so that exchanged weights are noticed
+    assert main(["test", "--run", "run"]) == 1
+    assert "last" in capsys.readouterr().err
+
+
+def test_test_command_notices_other_data(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ImageFolderDomains(root=str(image_tree), size=8, num_clients=2)
+    fit(experiment(data=data, run_dir="run", rounds=1, num_domains=2))
+    capsys.readouterr()
+    assert main(["test", "--run", "run"]) == 0
+    shutil.copytree(image_tree, "moved")
+    assert main(["test", "--run", "run", "--data.root", "moved"]) == 0
+    Path("moved/dark").rename("moved/dusk")
+    assert main(["test", "--run", "run", "--data.root", "moved"]) == 2
+    assert "dusk" in capsys.readouterr().err
+    for domain in ("bright", "dark"):
+        shutil.copytree(image_tree / domain / "class0", image_tree / domain / "class9")
+    assert main(["test", "--run", "run"]) == 2
+    assert "class9" in capsys.readouterr().err
+    Path("run/metrics.csv").write_text("round,accuracy\n1,0.5\n")
+    assert main(["test", "--run", "run"]) == 2
+
+
+def test_runs_of_one_second_have_their_own_folders() -> None:
+    assert len({make_run_folder(None, "same") for _ in range(4)}) == 4
+
+
+def test_a_run_that_never_finished_a_round_leaves_nothing() -> None:
+    with pytest.raises(InputError, match="lower --lr"):
+        fit(experiment(run_dir="run", lr=1e20))
+    assert not Path("run").exists()
+
+
+def test_whole_precisions_can_be_used_afterwards(image_tree: Path) -> None:
+    for precision in ("64-true", "bf16-true"):
+        options = TrainerOptions(precision=precision, accelerator="cpu")
+        fit(experiment(run_dir=precision, rounds=1, supervision="base", trainer=options))
+        assert main(["predict", "--run", precision, str(image_tree), "--output", "out.csv"]) == 0
+        assert len(Path("out.csv").read_text().splitlines()) == 37
 
 
 def test_configs_are_complete_and_the_papers() -> None:

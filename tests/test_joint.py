@@ -161,6 +161,11 @@ def test_alpha_follows_the_paper() -> None:
     assert GradedTargets(torch.eye(6)).table[0, 0].item() == pytest.approx(0.45)
 
 
+def test_a_tiny_temperature_chooses_the_most_similar() -> None:
+    table = GradedTargets(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), alpha=0.6, tau=1e-300).table
+    torch.testing.assert_close(table[0], torch.tensor([0.6, 0.4, 0.0]))
+
+
 def test_a_zero_centroid_is_similar_to_none() -> None:
     table = GradedTargets(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]), alpha=0.5).table
     assert torch.isfinite(table).all()

@@ -57,13 +57,27 @@ def test_torchvision_backbones(name: str, features: int, last: str) -> None:
     assert conv_blocks(backbone)[-1] == last
 
 
-@pytest.mark.parametrize("name", ["resnet19", "helpers.missing", "no_such_module.net"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet19",
+        "helpers.missing",
+        "no_such_module.net",
+        "os.getcwd",
+        "os.path",
+        "..x",
+        "fcn_resnet50",
+        "helpers.Path",
+    ],
+)
 def test_unknown_backbone(name: str) -> None:
     with pytest.raises(InputError, match="--backbone"):
         build_backbone(name, 32)
 
 
 def test_backbone_must_give_features() -> None:
+    with pytest.raises(InputError, match=r"--data\.size"):
+        num_features(build_backbone("alexnet", 8), 8)
     with pytest.raises(InputError, match="features of shape"):
         num_features(build_backbone("helpers.picture_net", 8), 8)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import NoReturn, TextIO
 from jdfl_lightning.errors import InputError, Note
 
 PROGRAM = "jdfl-lightning"
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
 
 
 def _fit(args: Sequence[str]) -> int:
@@ -56,6 +57,8 @@ def _test(args: Sequence[str]) -> int:
     console = Console()
     with open_display(console) as display:
         scores = test_run(experiment, options.run, display)
+    if missing := set(run.domains) ^ set(experiment.data.domain_names):
+        raise InputError(f"Expected the domains of the run in --data.root but these differ: {', '.join(missing)}.")
     rows = {which: {"round": logged["round"]} | scores[which].as_metrics() for which, logged in run.ends.items()}
     console.print(accuracy_table("class-only accuracy (%)", rows))
     differing = [which for which, row in rows.items() if any(run.ends[which][name] != row[name] for name in row)]
@@ -144,6 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_INPUT
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return INTERRUPTED

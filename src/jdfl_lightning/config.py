@@ -131,6 +131,9 @@ class Experiment:
         return "-".join(parts).lower()
 
 
+_PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path)
+
+
 def as_dict(value: Any) -> Any:
     """Return settings as plain YAML values; an object becomes its ``class_path`` and ``init_args``.
 
@@ -139,16 +142,17 @@ def as_dict(value: Any) -> Any:
     """
     if isinstance(value, (Experiment, Clustering, TrainerOptions)):
         return {entry.name: as_dict(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
-    if isinstance(value, (str, int, float, bool, type(None))):
-        return value
     if isinstance(value, (list, tuple)):
         return [as_dict(item) for item in value]
     if isinstance(value, dict):
         return {key: as_dict(item) for key, item in value.items()}
     if isinstance(value, Path):
         return str(value)
-    names = [name for name in inspect.signature(type(value).__init__).parameters if name not in ("self", "kwargs")]
-    init_args = {name: as_dict(getattr(value, name)) for name in names if hasattr(value, name)}
+    if isinstance(value, _PLAIN):
+        return value
+    stored = {name.removeprefix("_"): item for name, item in vars(value).items()}  # no properties: they may do things
+    names = inspect.signature(type(value).__init__).parameters
+    init_args = {name: as_dict(stored[name]) for name in names if isinstance(stored.get(name, ...), _PLAIN)}
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": init_args}
 
 
@@ -239,7 +243,10 @@ def _with_presets(args: Sequence[str]) -> list[str]:
         completed.append(arg)
         option, _, value = arg.partition("=")
         if option == "--config":
-            presets |= yaml.safe_load(Path(value).read_text()).get("presets") or {}
+            found = yaml.safe_load(Path(value).read_text()).get("presets") or {}
+            if not isinstance(found, dict) or not all(isinstance(options, dict) for options in found.values()):
+                raise InputError(f"Expected presets in {value} to be of the form {{FedDC: {{alpha: 0.1}}}}.")
+            presets |= found
         elif option == "--algorithm":
             chosen = presets.get(value.rpartition(".")[2], {})
             completed += [f"--algorithm.{name}={setting}" for name, setting in chosen.items()]
@@ -259,4 +266,8 @@ def parse_experiment(program: str, args: Sequence[str]) -> Experiment:
         settings = parser.instantiate(parser.parse_args(args))
     except ArgumentError as error:
         raise InputError(_explain(str(error))) from error
+    except InputError:
+        raise
+    except (ValueError, TypeError, ImportError) as error:  # what a class says that was named in the settings
+        raise InputError(str(error)) from error
     return Experiment(**{entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment)})

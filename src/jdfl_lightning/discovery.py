@@ -153,7 +153,7 @@ def cluster(
             else max(silhouettes, key=silhouettes.__getitem__)
         )
     # numbered by first appearance, so that the numbers do not depend on k-means' own order
-    order = list(dict.fromkeys(fits[chosen].labels_.tolist()))
+    order = list(dict.fromkeys([*fits[chosen].labels_.tolist(), *range(chosen)]))
     return PseudoDomains(
         assignments=[order.index(label) for label in fits[chosen].labels_.tolist()],
         centroids=torch.from_numpy(fits[chosen].cluster_centers_[order]).float(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -11,6 +14,7 @@ from jdfl_lightning.client import Site
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.discovery import PseudoDomains, cluster
 from jdfl_lightning.display import Display
+from jdfl_lightning.errors import InputError
 from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
 from jdfl_lightning.loggers import log_picture, open_logger
 from jdfl_lightning.messages import DISCOVERY, FitTask
@@ -21,6 +25,7 @@ from jdfl_lightning.run_folder import (
     CONFIG,
     CURVES,
     DISCOVERY_FIGURE,
+    METRICS,
     Run,
     SavedModel,
     append_metrics,
@@ -45,11 +50,11 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     data = experiment.data
     site = prepare(experiment, display)
     folder = make_run_folder(experiment.run_dir, experiment.name)
-    save_config(experiment, folder / CONFIG)
-    display.say(f"run folder: {folder}")
-    logger = open_logger(experiment.logger, folder, experiment.name)
-    status = "failed"
+    logger, status = None, "failed"
     try:
+        save_config(experiment, folder / CONFIG)
+        logger = open_logger(experiment.logger, folder, experiment.name)
+        display.say(f"run folder: {folder}")
         if logger is not None:
             logger.log_hyperparams(as_dict(experiment))
         with experiment.backend.open(experiment, ClientStates(folder / "clients")) as runner:
@@ -89,6 +94,13 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
         log_picture(logger, "curves", folder / CURVES)
         status = "success"
         return run
+    except InputError:
+        if not (folder / METRICS).exists():  # not even one round: nothing is lost
+            shutil.rmtree(folder, ignore_errors=True)
+            if experiment.run_dir is None:
+                with suppress(OSError):  # runs/, unless it holds other runs
+                    folder.parent.rmdir()
+        raise
     finally:
         if logger is not None:
             logger.finalize(status)

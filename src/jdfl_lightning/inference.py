@@ -30,6 +30,12 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Whi
     """Evaluate the best and the last weights of a run on the held-out images of its experiment."""
     models: dict[Which, SavedModel] = {"best": load_model(folder, "best"), "last": load_model(folder, "last")}
     site = prepare(experiment, display)
+    for which, model in models.items():
+        if model.class_names != list(experiment.data.class_names):
+            raise InputError(
+                f"Expected the images of the run but the {which} weights of {folder} know the classes "
+                f"{', '.join(model.class_names)} and --data.root has {', '.join(experiment.data.class_names)}."
+            )
     return {which: evaluate(site, model.weights, model.buffers) for which, model in models.items()}
 
 
@@ -63,7 +69,7 @@ def predict(model: SavedModel, images: Sequence[Path], unreadable: list[str]) ->
     num_classes = len(model.class_names)
     backbone = build_backbone(model.backbone, model.size).eval()
     backbone.load_state_dict({n.removeprefix("backbone."): t for n, t in _of(model, "backbone.").items()})
-    head = _of(model, "head.")
+    head = {name: tensor.float() for name, tensor in _of(model, "head.").items()}
     for start in range(0, len(images), _BATCH):
         paths, pixels = [], []
         for path in images[start : start + _BATCH]:

@@ -14,7 +14,7 @@ from urllib.parse import urlparse
 
 from lightning.pytorch.loggers import Logger
 
-from jdfl_lightning.errors import Note
+from jdfl_lightning.errors import InputError, Note
 
 if TYPE_CHECKING:
     import wandb
@@ -134,7 +134,10 @@ def open_logger(logger: Logger | bool, folder: Path, name: str) -> Logger | None
     if logger is True:
         logger = WandbRounds()
     if isinstance(logger, WandbRounds):
-        logger.start(folder, name)
+        try:
+            logger.start(folder, name)
+        except Exception as error:  # wandb's own, pydantic's, or the operating system's
+            raise InputError(f"Expected --logger to start but Weights & Biases refused: {error}") from error
     return logger
 
 

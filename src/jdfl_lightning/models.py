@@ -83,12 +83,16 @@ def build_backbone(name: str, size: int) -> nn.Module:
     if "." in name:
         path, _, attribute = name.rpartition(".")
         try:
-            return cast(nn.Module, getattr(importlib.import_module(path), attribute)(size))
-        except (ImportError, AttributeError) as error:
-            raise InputError(f"Expected --backbone to name something to import but got {name!r}: {error}.") from error
+            backbone = getattr(importlib.import_module(path), attribute)(size)
+        except Exception as error:  # whatever the user's own code raises
+            raise InputError(f"Expected --backbone to build a module but {name}({size}) failed: {error}.") from error
+        if not isinstance(backbone, nn.Module):
+            raise InputError(f"Expected --backbone to build a module but {name} gave {type(backbone).__name__}.")
+        return backbone
+    import torchvision
     from torchvision.models import get_model, list_models
 
-    if name not in list_models():
+    if name not in list_models(module=torchvision.models):  # classifiers alone: others load weights from the net
         raise InputError(
             f"Expected --backbone to be PaperCNN, one of torchvision's models (such as resnet18) or an import path "
             f"but got {name!r}."
@@ -99,9 +103,15 @@ def build_backbone(name: str, size: int) -> nn.Module:
 def num_features(backbone: nn.Module, size: int) -> int:
     """Return the length of the feature vector, found by passing one empty image through."""
     training = backbone.training
-    with torch.no_grad():
-        features = backbone.eval()(torch.zeros(1, 3, size, size))
-    backbone.train(training)
+    try:
+        with torch.no_grad():
+            features = backbone.eval()(torch.zeros(1, 3, size, size))
+    except Exception as error:  # every network has its own way to refuse a size
+        raise InputError(
+            f"Expected the backbone {type(backbone).__name__} to take images of {size} px (--data.size) but: {error}"
+        ) from error
+    finally:
+        backbone.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:
         raise InputError(
             f"Expected the backbone {type(backbone).__name__} to give features of shape (B, F) but got "

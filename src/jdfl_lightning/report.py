@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.markup import escape
 from rich.table import Table
 
 from jdfl_lightning.run_folder import DOMAIN_PREFIX, Run, Which
@@ -26,7 +26,7 @@ def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]]) -> Tab
     table.add_column("")
     table.add_column("round", justify="right")
     for name in ("overall", *domains, "worst"):
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     for name, row in rows.items():
         values = [row["test/acc"], *(row[DOMAIN_PREFIX + domain] for domain in domains), row["test/acc_worst"]]
         table.add_row(name, f"{row['round']:.0f}", *(f"{100 * value:.2f}" for value in values))
@@ -39,7 +39,6 @@ def run_table(run: Run) -> Table:
 
 
 def _new_figure(width: float, height: float) -> Figure:
-    matplotlib.use("Agg", force=False)
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -27,15 +27,18 @@ Which = Literal["best", "last"]
 
 def make_run_folder(run_dir: str | None, name: str) -> Path:
     """Make the folder of a run, by default a new one in ``runs``; one that holds something is never touched."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = Path(run_dir) if run_dir else Path("runs") / f"{stamp}-{name}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    folder = Path(run_dir) if run_dir else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    if run_dir and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"Expected --run_dir to be new or empty but {folder} exists: choose another, or remove it.")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                folder.mkdir(parents=True, exist_ok=bool(run_dir))
+                return folder
+            except FileExistsError:  # two runs in one second
+                folder = folder.with_name(f"{folder.name}-again")
     except OSError as error:
         raise InputError(f"Expected --run_dir to be writable but got {folder}: {error}.") from error
-    return folder
 
 
 def append_metrics(folder: Path, row: Mapping[str, float]) -> None:
@@ -131,4 +134,6 @@ def read_run(folder: Path) -> Run:
         raise InputError(f"Expected a run folder but {folder} cannot be read: {error}.") from error
     if not rows:
         raise InputError(f"Expected a run with a finished round but {folder} has none.")
+    if missing := {"round", "test/acc", "test/acc_worst", "train/loss"} - set(rows[0]):
+        raise InputError(f"Expected a run folder but {folder / METRICS} has no column {missing.pop()}.")
     return Run(folder, config, rows, discovery)

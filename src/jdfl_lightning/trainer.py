@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Literal
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import InputError, require
 
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning")
 
@@ -24,13 +25,26 @@ class TrainerOptions:
     accelerator: str = "auto"
     """Lightning's accelerator: auto, cpu, gpu, mps."""
     devices: int | str = 1
-    """Devices that one client trains on."""
+    """The device that clients train on: 1 for any, or the index of a GPU as "[0]"."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true"] = "32-true"
     """Lightning's precision."""
     gradient_clip_val: float | None = None
     """Clip the norm of the gradients at this value, after an algorithm has corrected them; null for no clipping."""
     deterministic: bool = False
     """Ask torch for deterministic kernels on a GPU; on the CPU runs are reproducible either way."""
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C through: Lightning answers it by leaving the process and by ignoring every further one."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as leaving:
+        if not isinstance(leaving.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from None
 
 
 @contextmanager
@@ -43,7 +57,8 @@ def quiet() -> Iterator[None]:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\.")
-            yield
+            with interruptible():
+                yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -53,9 +68,10 @@ def check_trainer(options: TrainerOptions) -> None:
     """Raise an `InputError` if Lightning does not take the options on this machine."""
     try:
         with quiet():
-            silent_trainer(options)
+            trainer = silent_trainer(options)
     except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
         raise InputError(f"Expected --trainer to have options that work on this machine but: {error}") from error
+    require(trainer.num_devices == 1, "--trainer.devices", "one device, as a client trains on one,", options.devices)
 
 
 def silent_trainer(options: TrainerOptions, max_epochs: int = 1, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:

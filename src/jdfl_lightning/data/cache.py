@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from jdfl_lightning.data.base import Progress
 from jdfl_lightning.errors import InputError, Note
 
-_FORMAT = "1"  # part of every key: raise it when the decoding changes
+_FORMAT = "2"  # part of every key: raise it when the decoding changes
 
 
 def cache_folder() -> Path:
@@ -32,7 +32,8 @@ def decode(path: Path, size: int) -> np.ndarray:
     try:
         with Image.open(path) as image:
             image.draft("RGB", (size, size))  # lets the JPEG decoder skip detail that the resize would drop
-            pixels = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0))
+            upright = ImageOps.exif_transpose(image)
+            pixels = np.asarray(_as_rgb(upright).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0))
     except FileNotFoundError as error:
         raise InputError(f"Expected an image but there is no file {path}.") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -40,12 +41,25 @@ def decode(path: Path, size: int) -> np.ndarray:
     return pixels
 
 
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to RGB: 16-bit greys are scaled, transparency shows white paper."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image, dtype=np.float64) / 257).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        paper = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(paper, image.convert("RGBA"))
+    return image.convert("RGB")
+
+
 def _key(paths: Sequence[Path], size: int) -> str:
     """Return a key of what the array is made from: the files, their sizes and dates, and how they are decoded."""
     digest = hashlib.blake2b(f"{_FORMAT} {size}".encode(), digest_size=16)
     for path in paths:
-        stat = path.stat()
-        digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
+        digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 

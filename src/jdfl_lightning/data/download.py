@@ -32,9 +32,10 @@ def _fetch(url: str, file: Path, progress: Progress) -> None:
         while chunk := answer.read(_CHUNK):
             done += len(chunk)
             out.write(chunk)
-            progress("downloading", done, max(total, done))
+            progress("downloading (bytes)", done, max(total, done + 1))  # without a length, the end is not known
         if done < total:
             raise OSError(f"the connection closed after {done} of {total} bytes")
+        progress("downloading (bytes)", done, done)
 
 
 def download(mirrors: Sequence[str], target: Path, check: Check, progress: Progress) -> None:
@@ -49,6 +50,8 @@ def download(mirrors: Sequence[str], target: Path, check: Check, progress: Progr
         progress: called as bytes arrive.
     """
     failures = []
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"Expected --data.root to be new or empty for a download but got {target}.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".download-", dir=target.parent))

@@ -16,6 +16,7 @@ from jdfl_lightning.data.download import download
 from jdfl_lightning.errors import InputError, Note
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
+_RESERVED = {"overall", "worst", "spread"}  # columns of the tables
 _DEPTH = 3  # how far below the root the domains are looked for: PACS/kfold/<domain>, pacs/images/<domain>
 
 
@@ -32,7 +33,11 @@ def _folders(folder: Path) -> dict[str, Path]:
 
 def _match(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return those of the names that have a subfolder, however it is spelt."""
-    spelt = {_squash(name): path for name, path in _folders(folder).items()}
+    spelt: dict[str, Path] = {}
+    for name, path in _folders(folder).items():
+        if _squash(name) in spelt and _squash(name) in map(_squash, names):
+            raise InputError(f"Expected one folder for a name but found {spelt[_squash(name)]} and {path}.")
+        spelt[_squash(name)] = path
     return {name: spelt[_squash(name)] for name in names if _squash(name) in spelt}
 
 
@@ -44,7 +49,7 @@ class ImageFolderDomains(DomainDataModule):
     """Images in a tree ``root/<domain>/<class>/<image>``; every domain must have every class.
 
     Args:
-        root: the folder of the domains, or one that contains it.
+        root: the folder of the domains.
         size: height and width that the images are resized to.
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
@@ -66,22 +71,20 @@ class ImageFolderDomains(DomainDataModule):
 
     def find(self, root: Path) -> dict[str, dict[str, list[Path]]]:
         """Return the images of a tree as domain -> class -> files; raise an `InputError` if something is missing."""
-        domains = _folders(root)
-        classes = sorted({name for folder in domains.values() for name in _folders(folder)})
-        if len(domains) < 1 or not classes:
+        domains = {domain: _folders(folder) for domain, folder in _folders(root).items()}
+        classes = sorted({name for folders in domains.values() for name in folders})
+        if not classes:
             raise InputError(f"Expected folders <domain>/<class>/<image> in --data.root but found none in {root}.")
-        return {domain: self._classes(domain, folder, classes) for domain, folder in domains.items()}
+        if reserved := _RESERVED & set(domains):
+            raise InputError(f"Expected domains of other names but {root} has a folder {reserved.pop()!r}: rename it.")
+        return {domain: self._images(domain, folders, classes) for domain, folders in domains.items()}
 
-    def _classes(self, domain: str, folder: Path, classes: Sequence[str]) -> dict[str, list[Path]]:
-        if not _match(folder, classes) and "images" in _folders(folder):
-            folder = folder / "images"
-        found = {name: _list_images(path) for name, path in _match(folder, classes).items()}
-        for name in classes:
-            if not found.get(name):
-                raise InputError(
-                    f"Expected every domain to have every class but {domain} has no image of {name} in {folder}."
-                )
-        return found
+    def _images(self, domain: str, folders: dict[str, Path], classes: Sequence[str]) -> dict[str, list[Path]]:
+        images = {name: _list_images(folders[name]) if name in folders else [] for name in classes}
+        for name, paths in images.items():
+            if not paths:
+                raise InputError(f"Expected every domain to have every class but {domain} has no image of {name}.")
+        return images
 
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
         """List the images and decode them, or take them from the cache."""
@@ -136,13 +139,19 @@ class KnownDomains(ImageFolderDomains):
             for folder in level:
                 domains = _match(folder, self.domain_names)
                 if len(domains) == len(self.domain_names):
-                    return {name: self._classes(name, path, self.class_names) for name, path in domains.items()}
+                    return {name: self._domain(name, path) for name, path in domains.items()}
             level = [below for folder in level for below in _folders(folder).values()]
         names = ", ".join(self.domain_names)
         raise InputError(
             f"Expected {type(self).__name__} in --data.root but found no folder with {names} in {root}. "
-            f"{self._instructions(root)}"
+            f"Pass --data.download true, or {self._instructions(root)}"
         )
+
+    def _domain(self, name: str, folder: Path) -> dict[str, list[Path]]:
+        classes = _match(folder, self.class_names)
+        if not classes and (folder / "images").is_dir():
+            classes = _match(folder / "images", self.class_names)
+        return self._images(name, classes, self.class_names)
 
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
         """Download if asked and needed, then list and decode the images."""
@@ -162,10 +171,7 @@ class KnownDomains(ImageFolderDomains):
         return data
 
     def _instructions(self, root: Path) -> str:
-        return (
-            f"Pass --data.download true, or put the images as {root}/<domain>/<class>/<image> yourself; classes: "
-            f"{', '.join(self.class_names)}."
-        )
+        return f"put the images as {root}/<domain>/<class>/<image> yourself; classes: {', '.join(self.class_names)}."
 
     def _download(self) -> None:
         if self.root is None:
@@ -177,7 +183,7 @@ class KnownDomains(ImageFolderDomains):
         try:
             download(self.mirrors, root, self._check, self.progress)
         except InputError as error:
-            raise InputError(f"{error}. {self._instructions(root)}") from error
+            raise InputError(f"{error}. Try again later, or {self._instructions(root)}") from error
 
     def _check(self, folder: Path) -> None:
         for domain, classes in self.find(folder).items():

@@ -24,7 +24,8 @@ class BatchLoader:
         labels: (N,).
         domains: (N,), or one number for all.
         indices: which of the N to give.
-        batch_size: images in a batch; the last one may be smaller.
+        batch_size: images in a batch; the last one may be smaller. A last one of a single image joins the batch before
+            it: BatchNorm cannot train on one image.
         generator: shuffles anew for every pass; without it the order is that of the indices.
     """
 
@@ -41,13 +42,18 @@ class BatchLoader:
         self.indices, self.batch_size, self.generator = indices, batch_size, generator
 
     def __len__(self) -> int:
-        return -(-len(self.indices) // self.batch_size)
+        return len(self._sizes())
+
+    def _sizes(self) -> list[int]:
+        whole, rest = divmod(len(self.indices), self.batch_size)
+        sizes = [self.batch_size] * whole + [rest] * (rest > 0)
+        return [*sizes[:-2], sizes[-2] + 1] if whole and rest == 1 and self.batch_size > 1 else sizes
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         order = self.indices
         if self.generator is not None:
             order = order[torch.randperm(len(order), generator=self.generator)]
-        for chosen in order.split(self.batch_size):
+        for chosen in order.split(self._sizes()):
             labels = self.labels[chosen]
             domains = torch.full_like(labels, self.domains) if isinstance(self.domains, int) else self.domains[chosen]
             yield to_input(self.images[chosen]), labels, domains

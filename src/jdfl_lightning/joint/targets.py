@@ -127,8 +127,9 @@ def graded_table(similarities: Tensor, alpha: float, tau: float) -> Tensor:
     if num_domains == 1:
         return torch.ones(1, 1)
     own = torch.eye(num_domains, dtype=torch.bool)
-    # double precision: at a small tau the exponents are large, and the rows have to sum to 1
-    weights = (similarities.double() / tau).masked_fill(own, -torch.inf).softmax(dim=1)
+    # in double precision and from the largest on: at a small tau nothing overflows, and the rows sum to 1
+    others = similarities.double().masked_fill(own, -torch.inf)
+    weights = ((others - others.amax(dim=1, keepdim=True)) / tau).softmax(dim=1)
     return ((1 - alpha) * weights).masked_fill(own, alpha).to(torch.get_default_dtype())
 
 
