@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from jdfl_lightning.checkpoint import load_record
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import as_dict, parse_experiment, save_config, shipped_configs
 from jdfl_lightning.errors import InputError
-from jdfl_lightning.run_folder import METRICS, load_model, make_run_folder, read_run
+from jdfl_lightning.run_folder import METRICS, append_metrics, load_model, make_run_folder, read_run
 
 FILES = {"config.yaml", "metrics.csv", "curves.png", "best.safetensors", "last.safetensors"}
 DISCOVERY_FILES = {"discovery.json", "discovery.png", "discovery.safetensors"}
@@ -139,6 +140,19 @@ def test_test_command_notices_other_data(image_tree: Path, capsys: pytest.Captur
     assert "class9" in capsys.readouterr().err
     Path("run/metrics.csv").write_text("round,accuracy\n1,0.5\n")
     assert main(["test", "--run", "run"]) == 2
+
+
+def test_metrics_keep_their_columns() -> None:
+    """An algorithm may start to report something later; nothing slips into another column."""
+    folder = make_run_folder("run", "x")
+    always = {"test/acc": 0.5, "test/acc_worst": 0.5, "train/loss": 1.0}
+    for row in ({"round": 1}, {"round": 2, "norm/new": 7.0}, {"norm/new": 8.0, "round": 3}, {"round": 4}):
+        append_metrics(folder, row | always)
+    Path("run/config.yaml").write_text("a: 1\n")
+    rows = read_run(folder).rows
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    assert [row["norm/new"] for row in rows] == pytest.approx([math.nan, 7, 8, math.nan], nan_ok=True)
+    assert [row["train/loss"] for row in rows] == [1] * 4
 
 
 def test_runs_of_one_second_have_their_own_folders() -> None:

@@ -99,7 +99,7 @@ def run_rounds(
     """
     algorithm, seed = experiment.algorithm, experiment.seed_everything
     sizes = [len(images) for images in experiment.data.partition.clients]
-    num_clients = len(sizes)
+    num_clients, num_examples = len(sizes), sum(sizes)
     for number in range(state.round + 1, experiment.rounds + 1):
         start = time.perf_counter()
         broadcast = algorithm.broadcast(state.record)
@@ -112,7 +112,7 @@ def run_rounds(
                 buffers=state.buffers,
                 server=broadcast,
                 rounds=experiment.rounds,
-                weight=num_clients * sizes[client] / sum(sizes) if algorithm.weighting == "samples" else 1.0,
+                weight=num_clients * sizes[client] / num_examples if algorithm.weighting == "samples" else 1.0,
                 domain=assignments[client],
                 table=table,
             )

@@ -42,13 +42,19 @@ def make_run_folder(run_dir: str | None, name: str) -> Path:
 
 
 def append_metrics(folder: Path, row: Mapping[str, float]) -> None:
-    """Add a round's row to ``metrics.csv``."""
+    """Add a round's row to ``metrics.csv``; a column that is new is NaN in the rows before."""
     file = folder / METRICS
-    new = not file.exists()
-    with file.open("a", newline="") as out:
-        writer = csv.DictWriter(out, list(row))
-        if new:
+    before: list[dict[str, Any]] = []
+    if file.exists():
+        with file.open(newline="") as lines:
+            before = list(csv.DictReader(lines))
+    columns = list(before[0]) if before else []
+    added = [name for name in row if name not in columns]
+    with file.open("w" if added else "a", newline="") as out:
+        writer = csv.DictWriter(out, columns + added, restval="nan", lineterminator="\n")
+        if added:
             writer.writeheader()
+            writer.writerows(before)
         writer.writerow(row)
 
 
