@@ -96,7 +96,7 @@ class Experiment:
     logger: WandbRounds | Logger | bool = False
     """false, true for Weights & Biases (WandbRounds), or any Lightning logger; metrics.csv is written in any case."""
     run_dir: str | None = None
-    """Folder of the run; it must not exist or be empty. Null for a new one in runs/."""
+    """Folder of the run, new or empty; null for a new one in runs/."""
 
     def __post_init__(self) -> None:
         require(self.seed_everything >= 0, "--seed_everything", "0 or more", self.seed_everything)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import lightning.pytorch as pl
@@ -21,7 +21,7 @@ def no_progress(what: str, done: int, total: int) -> None:
     """Show nothing."""
 
 
-class DomainDataModule(pl.LightningDataModule):
+class DomainDataModule(pl.LightningDataModule, ABC):
     """Images that come from several domains, dealt out to clients of one domain each.
 
     A subclass says where images come from (`load`) and what domains and classes there are. Every argument of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -118,8 +119,6 @@ class KnownDomains(ImageFolderDomains):
     """Images of each class, by domain."""
     mirrors: tuple[str, ...]
     """Addresses of zip files, best first."""
-    terms: str
-    """Under what terms the images may be used."""
 
     def __init__(
         self,
@@ -131,6 +130,11 @@ class KnownDomains(ImageFolderDomains):
     ) -> None:
         super().__init__(root, size, num_clients, test_fraction)
         self.download = download
+
+    @property
+    @abstractmethod
+    def terms(self) -> str:
+        """Under what terms the images may be used."""
 
     def find(self, root: Path) -> dict[str, dict[str, list[Path]]]:
         """Look for the domains in the root or below it, with their folders spelt in any of the known ways."""
