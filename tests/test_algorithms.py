@@ -26,6 +26,7 @@ from jdfl_lightning.client import Site, fit_client
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.models import build_backbone
 from jdfl_lightning.rounds import RoundReport, ServerState, run_rounds, sample_clients
 from jdfl_lightning.tensors import Record, Tensors, flatten
 
@@ -86,8 +87,10 @@ class Played:
                     self.results[-1].append(result)
                     yield result
 
-            reports = run_rounds(run, watch, site, state, [0] * run.data.num_clients, None, lambda *_: None)
-            self.reports = list(reports)
+            self.kept: list[list[Record | None]] = []
+            for report in run_rounds(run, watch, site, state, [0] * run.data.num_clients, None, lambda *_: None):
+                self.reports.append(report)
+                self.kept.append([self.states.load(client) for client in range(run.data.num_clients)])
 
     def theta(self, number: int) -> float:
         return self.reports[number - 1].state.weights[X].item()
@@ -98,8 +101,8 @@ class Played:
     def server(self, group: str, number: int) -> float:
         return self.reports[number - 1].state.record[group][X].item()
 
-    def client(self, group: str, client: int) -> float:
-        state = self.states.load(client)
+    def client(self, group: str, client: int, number: int = 0) -> float:
+        state = self.kept[number - 1][client]
         return 0.0 if state is None else state[group][X].item()
 
 
@@ -286,11 +289,12 @@ def test_against_exact_fractions_and_invariants(
         if dual is not None:
             close(play.server("v" if name == "FedDyn" else "h", number), float(dual))
     w = [n * size / sum(sizes) for size in sizes]
-    if name in ("SCAFFOLD", "FedDC"):
-        close(play.server("c", rounds), sum(w[i] * play.client("c", i) for i in range(n)) / n)
-    if name in ("FedDyn", "FedDC"):
-        group = "v" if name == "FedDyn" else "h"
-        close(play.server(group, rounds), sum(play.client(group, i) for i in range(n)) / n)
+    for number in range(1, rounds + 1):
+        if name in ("SCAFFOLD", "FedDC"):
+            close(play.server("c", number), sum(w[i] * play.client("c", i, number) for i in range(n)) / n)
+        if name in ("FedDyn", "FedDC"):
+            group = "v" if name == "FedDyn" else "h"
+            close(play.server(group, number), sum(play.client(group, i, number) for i in range(n)) / n)
 
 
 def test_scaffold_finds_the_weighted_optimum(tmp_path: Path) -> None:
@@ -305,9 +309,47 @@ def test_scaffold_finds_the_weighted_optimum(tmp_path: Path) -> None:
 
 
 def test_global_lr(tmp_path: Path) -> None:
-    """Half a step: theta = 0 + 0.5 (0.815 - 0)."""
-    play = Played(toy(quadratic("SCAFFOLD", A, B, global_lr=0.5), rounds=1), tmp_path)
-    close(play.theta(1), 0.4075)
+    """Half a step of the server, one step of 0.1 at the clients.
+
+    Round 1: x = (0.1, 0.8), mean 0.45, theta = 0 + 0.5 (0.45 - 0) = 0.225; c_i = (-1, -8), c = -4.5.
+    Round 2: x_1 = 0.225 - 0.1 (0.225 - 1 - 4.5 + 1) = 0.6525, x_2 = 0.225 - 0.1 (2 (0.225 - 4) - 4.5 + 8) = 0.63;
+    mean 0.64125, theta = 0.225 + 0.5 (0.64125 - 0.225) = 0.433125.
+    """
+    play = Played(toy(quadratic("SCAFFOLD", A, B, global_lr=0.5), steps=1, rounds=2), tmp_path)
+    close((play.theta(1), play.theta(2)), (0.225, 0.433125))
+
+
+def test_k_is_the_number_of_steps_and_not_of_epochs(tmp_path: Path) -> None:
+    """n = (2, 6) in batches of 2, 2 epochs: K = (2, 6) steps of 0.1 from 0.
+
+    x_1 = 1 - 0.9^2 = 0.19 and c_1 = -0.19 / 0.2 = -0.95; x_2 = 4 (1 - 0.8^6) = 2.951424 and
+    c_2 = -2.951424 / 0.6 = -4.91904; w = (1/2, 3/2): c = (1/2) (1/2 * -0.95 + 3/2 * -4.91904) = -3.92678.
+    """
+    for name in ("SCAFFOLD", "FedDC"):
+        algorithm = quadratic(name, A, B)
+        if name == "FedDC":
+            object.__setattr__(algorithm, "alpha", 0.0)
+        play = Played(toy(algorithm, (2, 6), batch_size=2, rounds=1), tmp_path / name)
+        close(play.locals(1), [0.19, 2.951424])
+        assert [result.num_steps for result in play.results[0]] == [2, 6]
+        close([play.client("c", i) for i in range(2)], [-0.95, -4.91904])
+        close(play.server("c", 1), -3.92678)
+
+
+def test_skipped_steps_do_not_count() -> None:
+    """A gradient scaler that finds every step overflowing: no step is taken, and that is an error."""
+    run = experiment(algorithm=algorithms.SCAFFOLD())
+    site = Site(run)
+    weights, buffers = site.initial(1)
+    task = FitTask(1, 4, 0, weights, buffers, run.algorithm.init_server(weights))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning.pytorch.plugins.precision.Precision.optimizer_step", _only_closure)
+        with pytest.raises(InputError, match=r"client 1 .* round 4 .*no step.*--trainer\.precision"):
+            fit_client(site, task, run.algorithm.init_client(weights))
+
+
+def _only_closure(plugin: Any, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+    return closure()
 
 
 # --- contrastive terms
@@ -378,6 +420,58 @@ def test_fedproc_mixes_by_the_round(tmp_path: Path) -> None:
     assert first.loss(torch.tensor(2.0), torch.ones(1, 2), torch.tensor([0])) == 2
 
 
+def test_fedproc_prototypes_reach_the_clients(tmp_path: Path) -> None:
+    """M = 3: still 10 prototypes; from round 2 on, clients train on something else than FedAvg's."""
+    sent: dict[str, list[FitTask]] = {}
+    weights: dict[str, list[Tensor]] = {}
+    for name in ("FedProc", "FedAvg"):
+        run = experiment(algorithm=getattr(algorithms, name)(), rounds=2, client_fraction=0.5)
+        site = Site(run)
+        start, buffers = site.initial(3)
+        state = ServerState(0, start, buffers, run.algorithm.init_server(start))
+        with LocalBackend().open(run, ClientStates(tmp_path / name)) as runner:
+
+            def watch(tasks: Any, name: str = name, runner: Any = runner) -> Any:
+                sent.setdefault(name, []).extend(tasks)
+                return runner(tasks)
+
+            reports = run_rounds(run, watch, site, state, [0] * 4, torch.eye(3), lambda *_: None)
+            weights[name] = [flatten(report.state.weights) for report in reports]
+    assert torch.equal(weights["FedProc"][0], weights["FedAvg"][0])
+    assert not torch.equal(weights["FedProc"][1], weights["FedAvg"][1])
+    assert [task.server for task in sent["FedProc"][:2]] == [{}, {}]
+    for task in sent["FedProc"][2:]:
+        assert task.server["prototypes"]["means"].shape == (10, 12)
+        assert task.server["prototypes"]["seen"].all()
+
+
+def test_moon_contrasts_with_the_right_networks_in_eval_mode() -> None:
+    """Against two networks built apart: the server's, and the one this client left, both with frozen statistics."""
+    run = experiment(algorithm=algorithms.MOON(mu=2.0), backbone="helpers.batch_norm_net", batch_size=500, lr=1e-9)
+    site = Site(run)
+    weights, buffers = site.initial(1)
+    _, state = fit_client(site, FitTask(0, 1, 0, {n: t + 0.1 for n, t in weights.items()}, buffers), {})
+    result, _ = fit_client(site, FitTask(0, 2, 0, weights, buffers), state)
+    indices = run.data.partition.clients[0]
+    images = run.data.images[indices].permute(0, 3, 1, 2).float() / 127.5 - 1
+
+    def network(tensors: Tensors, training: bool) -> torch.nn.Module:
+        backbone = build_backbone("helpers.batch_norm_net", 8)
+        backbone.load_state_dict(
+            {n.removeprefix("backbone."): t for n, t in tensors.items() if n.startswith("backbone")}
+        )
+        return backbone.train(training)
+
+    sent = weights | buffers
+    left = {f"backbone.{n}": t for n, t in state["previous"].items()}
+    with torch.no_grad():
+        features = network(sent, training=True)(images)
+        logits = features @ weights["head.weight"].T + weights["head.bias"]
+        task_loss = torch.nn.functional.cross_entropy(logits, run.data.labels[indices])
+        term = contrast(features, network(sent, False)(images), network(left, False)(images), 0.5)
+    assert result.metrics["train/loss"] == pytest.approx((task_loss + 2 * term).item(), rel=1e-4)
+
+
 def test_moon_keeps_the_local_network_and_uses_it() -> None:
     run = experiment(algorithm=algorithms.MOON(mu=5.0))
     site = Site(run)
@@ -386,10 +480,8 @@ def test_moon_keeps_the_local_network_and_uses_it() -> None:
     kept = {f"backbone.{name}": tensor for name, tensor in state["previous"].items()}
     assert all(torch.equal(kept[name], first.weights[name]) for name in kept)
     assert set(kept) == {name for name in first.weights if name.startswith("backbone")}
-    plain, _ = fit_client(site, FitTask(0, 2, 0, first.weights, buffers), {})
     pushed, _ = fit_client(site, FitTask(0, 2, 0, weights, buffers), state)
     unpushed, _ = fit_client(site, FitTask(0, 2, 0, weights, buffers), {})
-    assert plain.metrics["train/loss"] > 0
     assert not torch.equal(flatten(pushed.weights), flatten(unpushed.weights))
 
 
@@ -496,6 +588,15 @@ def test_defaults_follow_the_papers_settings() -> None:
         assert parse_experiment("fit", [f"--config={config}", "--algorithm", "FedDyn"]).algorithm == algorithms.FedDyn()
     own = parse_experiment("fit", ["--config", "pacs_a", "--algorithm", "FedDC", "--algorithm.alpha", "0.5"])
     assert own.algorithm == algorithms.FedDC(alpha=0.5)
+    by_path = parse_experiment("fit", ["--config", "pacs_a", "--algorithm.class_path", "FedDC"])
+    assert by_path.algorithm == algorithms.FedDC(alpha=0.01)
+    Path("second.yaml").write_text("algorithm:\n  class_path: FedDC\n")
+    second = parse_experiment("fit", ["--config", "pacs_a", "--config", "second.yaml"])
+    assert second.algorithm == algorithms.FedDC(alpha=0.01)
+    Path("second.yaml").write_text("algorithm:\n  class_path: FedDC\n  init_args:\n    alpha: 0.5\n")
+    explicit = ["--config", "pacs_a", "--config", "second.yaml"]
+    assert parse_experiment("fit", explicit).algorithm == algorithms.FedDC(alpha=0.5)
+    assert parse_experiment("fit", [*explicit, "--algorithm", "FedDC"]).algorithm == algorithms.FedDC(alpha=0.5)
 
 
 def test_a_diverged_scaffold_is_named() -> None:
@@ -509,6 +610,6 @@ def test_a_fit_without_a_step_is_named() -> None:
     run.data.partition.clients[1] = torch.empty(0, dtype=torch.long)
     site = Site(run)
     weights, buffers = site.initial(1)
-    task = FitTask(1, 4, 0, weights, buffers, run.algorithm.init_server(weights))
-    with pytest.raises(InputError, match=r"client 1 .* round 4 .*no step.*--epochs"):
+    task = FitTask(1, 4, 0, weights, buffers, run.algorithm.init_server(weights), weight=0.0)
+    with pytest.raises(InputError, match=r"client 1 .* round 4 .*no image.*--data\.num_clients"):
         fit_client(site, task, run.algorithm.init_client(weights))

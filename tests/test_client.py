@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -227,6 +229,39 @@ def test_states_live_in_one_file_a_client() -> None:
         assert times == (0 if kept is None else kept["own"]["n"].item())
     latest = [sum(client in chosen for chosen in participants) for client in participants[-1]]
     assert states[-1].record["last"]["n"].tolist() == latest
+
+
+def test_a_state_can_be_cleared_and_may_share_tensors(tmp_path: Path) -> None:
+    store, tensor = ClientStates(tmp_path / "clients"), torch.arange(3.0)
+    store.save(1, {"a": {"x": tensor}, "b": {"x": tensor, "y": tensor[1:]}})
+    kept = store.load(1)
+    assert kept is not None
+    assert (kept["b"]["x"].tolist(), kept["b"]["y"].tolist()) == ([0, 1, 2], [1, 2])
+    store.save(1, {})
+    assert store.load(1) is None
+
+
+def test_fits_leave_no_memory_behind() -> None:
+    """What an algorithm held in a fit is gone with it, and does not wait for the garbage collector."""
+    gone: list[weakref.ref[torch.Tensor]] = []
+
+    class Holding(LocalUpdate):
+        def begin(self, params: Tensors) -> None:
+            self.large = torch.zeros(10)
+            gone.append(weakref.ref(self.large))
+
+    @dataclass(frozen=True)
+    class Holder(FedAvg):
+        def local(self, task: FitTask, state: Record) -> LocalUpdate:
+            return Holding(task, state)
+
+    run = experiment(algorithm=Holder())
+    gc.disable()
+    try:
+        fit_client(Site(run), task_for(run), {})
+        assert [reference() for reference in gone] == [None]
+    finally:
+        gc.enable()
 
 
 def test_fedavg_leaves_no_states() -> None:

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from jdfl_lightning.errors import InputError
-from jdfl_lightning.tensors import Record
+from jdfl_lightning.tensors import Record, Tensors
 
 
 def save_record(file: Path, record: Record, metadata: dict[str, str] | None = None) -> None:
@@ -20,9 +20,13 @@ def save_record(file: Path, record: Record, metadata: dict[str, str] | None = No
         record: groups of named tensors; stored as ``group/name``.
         metadata: plain text to store with it.
     """
-    tensors = {
-        f"{group}/{name}": tensor.contiguous() for group, named in record.items() for name, tensor in named.items()
-    }
+    tensors: Tensors = {}
+    stored: set[int] = set()
+    for group, named in record.items():
+        for name, tensor in named.items():
+            shared = tensor.untyped_storage().data_ptr() in stored  # safetensors takes no storage twice
+            tensors[f"{group}/{name}"] = tensor.clone() if shared else tensor.contiguous()
+            stored.add(tensor.untyped_storage().data_ptr())
     aside = file.with_name(f".{file.name}.tmp")
     try:
         with aside.open("wb") as out:
@@ -70,6 +74,8 @@ class ClientStates:
 
     def save(self, client: int, state: Record) -> None:
         """Keep a client's state; an algorithm without state leaves no file."""
-        if state:
+        if not state:
+            self._file(client).unlink(missing_ok=True)
+        else:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_record(self._file(client), state)

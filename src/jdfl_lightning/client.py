@@ -86,6 +86,11 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     discovering = task.round == DISCOVERY
     targets = None if task.table is None else TargetRule(task.table, draw=experiment.supervision == "random")
     module = site.module(task.weights, task.buffers, targets)
+    if len(site.data.partition.clients[task.client]) == 0:
+        raise InputError(
+            f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
+            "lower --data.num_clients."
+        )
     if discovering:
         update: LocalUpdate = DiscoveryProbe(task, select_parameters(module, experiment.clustering.layers))
         epochs = experiment.clustering.epochs
@@ -103,11 +108,10 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
             trainer.fit(module, loader)
     finally:
         module.generator = module.loss_term = None
-    num_steps = trainer.global_step
-    if num_steps == 0:
+    if update.num_steps == 0:
         raise InputError(
             f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
-            "look at --epochs and --data.num_clients."
+            "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
         )
     weights, buffers = snapshot(module.trainable()), snapshot(module.statistics())
     if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
@@ -120,11 +124,15 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     result = FitResult(
         client=task.client,
         num_examples=len(loader.indices),
-        num_steps=num_steps,
+        num_steps=update.num_steps,
         weight=task.weight,
         weights={} if discovering else weights,
         buffers={} if discovering else buffers,
         upload=upload,
         metrics={"train/loss": update.mean_loss} | norms,
     )
+    # a Trainer is a knot of references that only the garbage collector unties, some time: let go of what is large in it
+    vars(update).clear()
+    for optimizer in trainer.optimizers:
+        optimizer.state.clear()
     return result, state

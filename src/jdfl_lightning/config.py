@@ -61,7 +61,7 @@ class Experiment:
     """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
     algorithm: Algorithm = field(default_factory=FedAvg)
     """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
-    presets: dict[str, dict[str, float]] = field(default_factory=dict)
+    presets: dict[str, dict[str, float | str]] = field(default_factory=dict)
     """Hyper-parameters that an algorithm takes when --algorithm names it after this config: {name: {option: value}}."""
     supervision: Supervision = "random"
     """base: the optimizer alone, C outputs. hard, graded, random: joint head of M x C outputs with such targets."""
@@ -227,7 +227,7 @@ def _with_config_files(args: Sequence[str]) -> list[str]:
     """Join every option with its value, and replace names of configs by their files."""
     joined: list[str] = []
     for arg in args:
-        if joined and joined[-1] in ("--config", "--algorithm"):
+        if joined and joined[-1] in ("--config", "--algorithm", "--algorithm.class_path"):
             joined[-1] += f"={arg}"
         else:
             joined.append(arg)
@@ -236,20 +236,32 @@ def _with_config_files(args: Sequence[str]) -> list[str]:
 
 
 def _with_presets(args: Sequence[str]) -> list[str]:
-    """Follow an algorithm's name by what the configs before it set for that algorithm; later options still win."""
-    presets: dict[str, dict[str, float]] = {}
+    """Follow the choice of an algorithm by what the configs so far preset for it; what is set explicitly wins."""
+    presets: dict[str, dict[str, Any]] = {}
     completed: list[str] = []
+    current = ""
     for arg in args:
         completed.append(arg)
         option, _, value = arg.partition("=")
+        chosen = ""
+        explicit: dict[str, Any] = {}
         if option == "--config":
-            found = yaml.safe_load(Path(value).read_text()).get("presets") or {}
+            settings = yaml.safe_load(Path(value).read_text())
+            found = settings.get("presets") or {}
             if not isinstance(found, dict) or not all(isinstance(options, dict) for options in found.values()):
                 raise InputError(f"Expected presets in {value} to be of the form {{FedDC: {{alpha: 0.1}}}}.")
             presets |= found
-        elif option == "--algorithm":
-            chosen = presets.get(value.rpartition(".")[2], {})
-            completed += [f"--algorithm.{name}={setting}" for name, setting in chosen.items()]
+            algorithm = settings.get("algorithm")
+            algorithm = {"class_path": algorithm} if isinstance(algorithm, str) else algorithm
+            if isinstance(algorithm, dict):
+                chosen, explicit = str(algorithm.get("class_path", "")), algorithm.get("init_args") or {}
+        elif option in ("--algorithm", "--algorithm.class_path"):
+            chosen = value
+        chosen = chosen.rpartition(".")[2]
+        if chosen and chosen != current:
+            current = chosen
+            options = presets.get(chosen, {})
+            completed += [f"--algorithm.{name}={options[name]}" for name in options if name not in explicit]
     return completed
 
 

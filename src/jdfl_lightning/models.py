@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import cast
 
@@ -100,18 +102,27 @@ def build_backbone(name: str, size: int) -> nn.Module:
     return _without_classifier(get_model(name, weights=None))
 
 
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode for the block; every part gets its own mode back."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
 def num_features(backbone: nn.Module, size: int) -> int:
     """Return the length of the feature vector, found by passing one empty image through."""
-    training = backbone.training
     try:
-        with torch.no_grad():
-            features = backbone.eval()(torch.zeros(1, 3, size, size))
+        with torch.no_grad(), eval_mode(backbone):
+            features = backbone(torch.zeros(1, 3, size, size))
     except Exception as error:  # every network has its own way to refuse a size
         raise InputError(
             f"Expected the backbone {type(backbone).__name__} to take images of {size} px (--data.size) but: {error}"
         ) from error
-    finally:
-        backbone.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:
         raise InputError(
             f"Expected the backbone {type(backbone).__name__} to give features of shape (B, F) but got "

@@ -68,12 +68,13 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], alpha: float = 1.0) ->
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
-    """Return the Euclidean norm of all tensors together.
+    """Return the Euclidean norm of all floating-point tensors together.
 
     >>> norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     5.0
     """
-    return float(sum((tensor.double() ** 2).sum() for tensor in tensors.values()) ** 0.5)
+    squares = [(tensor.double() ** 2).sum() for tensor in tensors.values() if tensor.is_floating_point()]
+    return float(sum(squares) ** 0.5)
 
 
 def place(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
@@ -128,8 +129,17 @@ class RunningSum:
 
 
 def grads(params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the gradients of parameters, to be changed in place; one that has none yet gets zeros."""
-    for param in params.values():
-        if param.grad is None:
-            param.grad = torch.zeros_like(param)
+    """Return the gradients of parameters, to be changed in place."""
     return [param.grad for param in params.values() if param.grad is not None]
+
+
+def pull(params: Mapping[str, Tensor], anchors: list[Tensor], strength: float) -> None:
+    """Add ``strength * (parameter - anchor)`` to every gradient; the difference first, which loses no digits.
+
+    >>> x = torch.tensor([3.0])
+    >>> x.grad = torch.tensor([1.0])
+    >>> pull({"x": x}, [torch.tensor([1.0])], 0.5)
+    >>> x.grad
+    tensor([2.])
+    """
+    torch._foreach_add_(grads(params), torch._foreach_sub(list(params.values()), anchors), alpha=strength)

@@ -31,8 +31,10 @@ class LocalUpdate(pl.Callback):
     def __init__(self, task: FitTask, state: Record) -> None:
         self.task = task
         self.state = state
+        self.num_steps = 0
+        """K, optimizer steps really taken; a gradient scaler skips some."""
         self.lr_sum = 0.0
-        """Sum of the learning rates of the steps taken: K * lr, if the rate is constant."""
+        """Sum of the learning rates of these steps: K * lr, if the rate is constant."""
         self._params: Tensors = {}
         self._loss_sum: Tensor | float = 0.0
         self._num_seen = 0
@@ -59,13 +61,21 @@ class LocalUpdate(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Call `begin` with the trainable parameters."""
         self._params = {name: param for name, param in pl_module.named_parameters() if param.requires_grad}
+        for optimizer in trainer.optimizers:
+            optimizer.register_step_post_hook(self._count_step)
         self.begin(self._params)
+
+    def _count_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.num_steps += 1
+        self.lr_sum += optimizer.param_groups[0]["lr"]
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Call `correct`, and take down the learning rate."""
-        self.lr_sum += optimizer.param_groups[0]["lr"]
+        """Call `correct`; a parameter that the loss does not reach has a gradient of zero, whatever the algorithm."""
+        for param in self._params.values():
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
         with torch.no_grad():
             self.correct(self._params)
 
@@ -74,7 +84,7 @@ class LocalUpdate(pl.Callback):
     ) -> None:
         """Add up the loss without waiting for the device."""
         size = len(batch[1])
-        self._loss_sum = self._loss_sum + outputs["loss"].detach().double() * size
+        self._loss_sum = self._loss_sum + outputs["loss"].detach().float() * size
         self._num_seen += size
 
 

@@ -11,7 +11,7 @@ import torch
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.errors import require
 from jdfl_lightning.messages import FitResult, FitTask
-from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
+from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, pull, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,15 @@ class DriftUpdate(LocalUpdate):
         self.alpha = alpha / task.weight
 
     def begin(self, params: Tensors) -> None:
-        """The correction is a_i theta_i plus something constant in a fit."""
-        h, c_i, c = self.state["h"], self.state["c"], self.task.server["c"]
-        shift = {n: self.alpha * (h[n] - self.task.weights[n]) + c[n] / self.task.weight - c_i[n] for n in h}
-        self.shift = place(shift, params)
+        """The gradient is pulled to theta - h_i and shifted by what is constant in a fit."""
+        c, c_i = self.task.server["c"], self.state["c"]
+        self.anchors = place(sub(self.task.weights, self.state["h"]), params)
+        self.shift = place({n: c[n] / self.task.weight - c_i[n] for n in c}, params)
 
     def correct(self, params: Tensors) -> None:
         """Add a_i (theta_i - theta + h_i) + c / w_i - c_i."""
-        gradients = grads(params)
-        torch._foreach_add_(gradients, list(params.values()), alpha=self.alpha)
-        torch._foreach_add_(gradients, self.shift)
+        pull(params, self.anchors, self.alpha)
+        torch._foreach_add_(grads(params), self.shift)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload by how much the variate moved, and keep drift and variate."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.errors import require
 from jdfl_lightning.messages import FitResult, FitTask
-from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
+from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, place, pull, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -63,14 +61,12 @@ class DualUpdate(LocalUpdate):
         self.alpha = alpha / task.weight
 
     def begin(self, params: Tensors) -> None:
-        """The correction is a_i theta_i plus something constant in a fit."""
-        self.shift = place({n: self.alpha * (v - self.task.weights[n]) for n, v in self.state["v"].items()}, params)
+        """The gradient is pulled to theta - v_i."""
+        self.anchors = place(sub(self.task.weights, self.state["v"]), params)
 
     def correct(self, params: Tensors) -> None:
         """Add a_i (theta_i - theta + v_i)."""
-        gradients = grads(params)
-        torch._foreach_add_(gradients, list(params.values()), alpha=self.alpha)
-        torch._foreach_add_(gradients, self.shift)
+        pull(params, self.anchors, self.alpha)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Keep the new dual; the server sees it in the weights."""

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.models import eval_mode
 from jdfl_lightning.tensors import Record, RunningSum, Tensors
 
 
@@ -30,7 +31,8 @@ def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, label
     known = seen[labels]
     if not known.any():
         return features.new_zeros(())
-    scores = normalize(features[known], dim=1) @ normalize(prototypes, dim=1).T
+    # in single precision: in half of it the guard against a length of zero would underflow
+    scores = normalize(features[known].float(), dim=1) @ normalize(prototypes.float(), dim=1).T
     return cross_entropy(scores.masked_fill(~seen, -torch.inf), labels[known])
 
 
@@ -80,31 +82,28 @@ class PrototypeUpdate(LocalUpdate):
         if "prototypes" in self.task.server:
             device = next(iter(params.values())).device
             prototypes = self.task.server["prototypes"]
-            self._prototypes = prototypes["means"].to(device), prototypes["seen"].to(device)
+            self._prototypes = prototypes["means"].float().to(device), prototypes["seen"].to(device)
 
     def loss(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Mix the task's loss and the contrast with the prototypes."""
         if self._prototypes is None:
             return task_loss
         means, seen = self._prototypes
-        term = prototype_contrast(features, means.to(features.dtype), seen, labels)
+        term = prototype_contrast(features, means, seen, labels)
         return self.progress * task_loss + (1 - self.progress) * term
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sum the normalised features of each class with the client's own model."""
         backbone, head = cast(nn.Module, pl_module.backbone), cast(nn.Module, pl_module.head)
-        num_classes = cast(int, head.num_classes)
-        sums = torch.zeros(num_classes, cast(int, head.in_features), dtype=torch.float64, device=pl_module.device)
-        counts = torch.zeros(num_classes, dtype=torch.float64, device=pl_module.device)
-        backbone.eval()
-        with torch.no_grad():
-            for batch in cast(Iterable[list[Tensor]], trainer.train_dataloader):
-                images, labels = (part.to(pl_module.device) for part in batch[:2])
-                images = images.to(next(backbone.parameters()).dtype)
-                sums.index_add_(0, labels, normalize(backbone(images), dim=1).double())
+        num_classes, weight = cast(int, head.num_classes), cast(Tensor, head.weight)
+        sums = torch.zeros(num_classes, cast(int, head.in_features), dtype=torch.float64)
+        counts = torch.zeros(num_classes, dtype=torch.float64)
+        with torch.no_grad(), eval_mode(backbone):
+            for images, labels, _ in cast(Iterable[tuple[Tensor, Tensor, Tensor]], trainer.train_dataloader):
+                features = normalize(backbone(images.to(weight)).float(), dim=1)
+                sums.index_add_(0, labels, features.cpu().double())  # not every device has double precision
                 counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float64))
-        backbone.train()
-        self._features = {"sums": sums.cpu(), "counts": counts.cpu()}
+        self._features = {"sums": sums, "counts": counts}
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload sums and counts; nothing is kept."""

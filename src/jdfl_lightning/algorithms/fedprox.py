@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.errors import require
 from jdfl_lightning.messages import FitTask
-from jdfl_lightning.tensors import Record, Tensors, grads, place
+from jdfl_lightning.tensors import Record, Tensors, place, pull
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,4 @@ class ProximalUpdate(LocalUpdate):
 
     def correct(self, params: Tensors) -> None:
         """Add mu (theta_i - theta)."""
-        gradients = grads(params)
-        torch._foreach_add_(gradients, list(params.values()), alpha=self.mu)
-        torch._foreach_add_(gradients, self.theta, alpha=-self.mu)
+        pull(params, self.theta, self.mu)

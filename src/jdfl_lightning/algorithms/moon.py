@@ -25,8 +25,9 @@ def contrast(features: Tensor, global_features: Tensor, previous: Tensor, temper
     >>> contrast(z, z, other, 0.5), contrast(z, other, z, 0.5)
     (tensor(0.1269), tensor(2.1269))
     """
-    towards = cosine_similarity(features, global_features)
-    away = cosine_similarity(features, previous)
+    z = features.float()  # in half precision the guard against a length of zero would underflow
+    towards = cosine_similarity(z, global_features.float())
+    away = cosine_similarity(z, previous.float())
     return softplus((away - towards) / temperature).mean()
 
 
