@@ -47,6 +47,14 @@ def batch_norm_net(size: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
 
 
+def frozen_net(size: int) -> nn.Module:
+    """A backbone whose convolution is not trained."""
+    backbone = tiny_net(size)
+    for parameter in backbone.get_submodule("0").parameters():
+        parameter.requires_grad_(False)
+    return backbone
+
+
 def picture_net(size: int) -> nn.Module:
     """Not a backbone: gives maps instead of a feature vector."""
     return nn.Conv2d(3, 8, 3)

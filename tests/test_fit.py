@@ -14,9 +14,10 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger
 
 from helpers import digits, experiment
-from jdfl_lightning import Experiment, FedAvg, ImageFolderDomains, TrainerOptions, fit
+from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, ImageFolderDomains, TrainerOptions, fit
 from jdfl_lightning.checkpoint import load_record
 from jdfl_lightning.cli import main
+from jdfl_lightning.client import Site
 from jdfl_lightning.config import as_dict, parse_experiment, save_config, shipped_configs
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.run_folder import METRICS, append_metrics, load_model, make_run_folder, read_run
@@ -163,6 +164,17 @@ def test_a_run_that_never_finished_a_round_leaves_nothing() -> None:
     with pytest.raises(InputError, match="lower --lr"):
         fit(experiment(run_dir="run", lr=1e20))
     assert not Path("run").exists()
+
+
+def test_frozen_layers_stay_and_are_saved(image_tree: Path) -> None:
+    run = experiment(run_dir="run", rounds=1, backbone="helpers.frozen_net", algorithm=SCAFFOLD())
+    fit(run)
+    model = load_model(Path("run"), "last")
+    start, beside = Site(run).initial(3)
+    assert set(beside) == {"backbone.0.0.weight", "backbone.0.0.bias"}
+    assert all(torch.equal(model.buffers[name], tensor) for name, tensor in beside.items())
+    assert not torch.equal(model.weights["backbone.1.0.weight"], start["backbone.1.0.weight"])
+    assert main(["predict", "--run", "run", str(image_tree), "--output", "out.csv"]) == 0
 
 
 def test_whole_precisions_can_be_used_afterwards(image_tree: Path) -> None:

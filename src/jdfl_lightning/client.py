@@ -84,13 +84,13 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     """
     experiment, where = site.experiment, (task.round, task.client)
     discovering = task.round == DISCOVERY
-    targets = None if task.table is None else TargetRule(task.table, draw=experiment.supervision == "random")
-    module = site.module(task.weights, task.buffers, targets)
     if len(site.data.partition.clients[task.client]) == 0:
         raise InputError(
             f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
             "lower --data.num_clients."
         )
+    targets = None if task.table is None else TargetRule(task.table, draw=experiment.supervision == "random")
+    module = site.module(task.weights, task.buffers, targets)
     if discovering:
         update: LocalUpdate = DiscoveryProbe(task, select_parameters(module, experiment.clustering.layers))
         epochs = experiment.clustering.epochs

@@ -25,7 +25,7 @@ class FitTask:
     weights: Tensors
     """Trainable parameters, theta."""
     buffers: Tensors = field(default_factory=dict)
-    """What the network keeps beside its parameters, such as BatchNorm's statistics."""
+    """What the network has beside them: BatchNorm's statistics, frozen parameters."""
     server: Record = field(default_factory=dict)
     """The algorithm's broadcast."""
     rounds: int = 1

@@ -117,5 +117,8 @@ class JointModule(pl.LightningModule):
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def statistics(self) -> Tensors:
-        """Return the live buffers of the backbone (BatchNorm's statistics), by name."""
-        return {f"backbone.{name}": buffer for name, buffer in self.backbone.named_buffers()}
+        """Return what the backbone has beside them, by name: buffers (BatchNorm's statistics), frozen parameters."""
+        frozen = {name: param for name, param in self.backbone.named_parameters() if not param.requires_grad}
+        return {
+            f"backbone.{name}": tensor for name, tensor in {**dict(self.backbone.named_buffers()), **frozen}.items()
+        }
