@@ -73,7 +73,7 @@ class Experiment:
     """Temperature of graded targets over the similarities of pseudo-domains, above 0."""
     phi: float = 1.0
     """Mass of random targets on the drawn pseudo-domain, in [0, 1]."""
-    rounds: int = 30
+    rounds: int = 25
     """T, communication rounds."""
     client_fraction: float = 0.5
     """Share of the clients that take part in a round, in (0, 1]."""
