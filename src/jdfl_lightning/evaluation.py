@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jdfl_lightning.client import Site
@@ -16,6 +18,11 @@ class Scores:
     overall: float
     domains: dict[str, float]
 
+    @classmethod
+    def unknown(cls, domains: Sequence[str]) -> Scores:
+        """Return the scores of a model that nobody has judged: NaN."""
+        return cls(float("nan"), {name: float("nan") for name in domains})
+
     @property
     def worst(self) -> float:
         """Accuracy of the worst domain."""
@@ -27,8 +34,22 @@ class Scores:
         return {"test/acc": self.overall, "test/acc_worst": self.worst, **each}
 
 
-def evaluate(site: Site, weights: Tensors, buffers: Tensors) -> Scores:
-    """Test a model on every domain's held-out images."""
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of some models, by name, and the seconds that it took."""
+
+    scores: dict[str, Scores]
+    seconds: float
+
+
+def evaluate(site: Site, models: Mapping[str, Tensors], buffers: Tensors) -> Evaluation:
+    """Test models that share their buffers on every domain's held-out images."""
+    start = time.perf_counter()
+    scores = {name: _test(site, weights, buffers) for name, weights in models.items()}
+    return Evaluation(scores, time.perf_counter() - start)
+
+
+def _test(site: Site, weights: Tensors, buffers: Tensors) -> Scores:
     module = site.module(weights, buffers)
     with quiet():
         trainer = silent_trainer(site.experiment.trainer)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from jdfl_lightning.errors import InputError, require
@@ -76,9 +79,17 @@ def check_trainer(options: TrainerOptions) -> None:
 
 def silent_trainer(options: TrainerOptions, max_epochs: int = 1, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
     """Return a Trainer that logs, saves and shows nothing; use it inside `quiet`."""
+    trainer = copy.deepcopy(_unused_trainer(options))
+    torch.use_deterministic_algorithms(options.deterministic)  # a global setting, made by each new Trainer
+    trainer.fit_loop.max_epochs = max_epochs
+    trainer.callbacks.extend(callbacks)  # type: ignore[attr-defined]
+    return trainer
+
+
+@cache
+def _unused_trainer(options: TrainerOptions) -> pl.Trainer:
+    """Return a Trainer to copy: building one searches all installed packages for callbacks, ten times a copy's time."""
     return pl.Trainer(
-        max_epochs=max_epochs,
-        callbacks=list(callbacks),
         accelerator=options.accelerator,
         devices=options.devices,
         precision=options.precision,

@@ -2,5 +2,6 @@
 
 from jdfl_lightning.backends.base import Backend, Runner
 from jdfl_lightning.backends.local import LocalBackend
+from jdfl_lightning.backends.pool import PoolBackend
 
-__all__ = ["Backend", "LocalBackend", "Runner"]
+__all__ = ["Backend", "LocalBackend", "PoolBackend", "Runner"]

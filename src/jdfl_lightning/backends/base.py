@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.client import Site, fit_client
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.evaluation import Evaluation
+from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.tensors import Tensors
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
-Runner = Callable[[Sequence[FitTask]], Iterator[FitResult]]
-"""Fits the clients of some tasks and gives their results in the order of the tasks, each as soon as it can."""
+
+ATTEMPTS = 2
+"""Times that a client's fit is tried."""
+
+
+class Runner(ABC):
+    """A backend that is ready: fits clients and judges models."""
+
+    @abstractmethod
+    def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
+        """Fit the clients of some tasks; give their results in the order of the tasks, each as soon as it can.
+
+        A client whose fit raises, or ends its process, is tried once more; then its failure is given.
+        """
+
+    @abstractmethod
+    def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
+        """Judge models that share their buffers and tell the outcome: at once, or while later fits go on."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait until every evaluation has been told."""
 
 
 class Backend(ABC):
@@ -28,3 +53,20 @@ class Backend(ABC):
             experiment: the run's settings; its data has been loaded and dealt out.
             states: where clients keep what they remember.
         """
+
+
+def describe(error: Exception) -> str:
+    """Return an error as a line for the user, or with its trace if it is not meant for one."""
+    return str(error) if isinstance(error, InputError) else "".join(traceback.format_exception(error)).strip()
+
+
+def fit_with_state(site: Site, states: ClientStates, task: FitTask) -> FitResult:
+    """Fit a client from the state it kept, and keep its new one; Phase 1 leaves no state."""
+    if task.round == DISCOVERY:
+        return fit_client(site, task, {})[0]
+    algorithm = site.experiment.algorithm
+    state = states.load(task.client, task.since) if task.since else algorithm.init_client(task.weights)
+    result, state = fit_client(site, task, state)
+    if result.keeps_state:
+        states.save(task.client, task.round, state)
+    return result

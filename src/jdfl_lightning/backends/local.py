@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jdfl_lightning.backends.base import Backend, Runner
+from jdfl_lightning.backends.base import ATTEMPTS, Backend, Runner, describe, fit_with_state
 from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.messages import DISCOVERY, FitResult, FitTask
+from jdfl_lightning.client import Site
+from jdfl_lightning.errors import StorageError
+from jdfl_lightning.evaluation import Evaluation, evaluate
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.tensors import Tensors
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
@@ -23,18 +26,33 @@ class LocalBackend(Backend):
     @contextmanager
     def open(self, experiment: Experiment, states: ClientStates) -> Iterator[Runner]:
         """Build one module and train every client with it."""
-        site = Site(experiment)
+        yield LocalRunner(Site(experiment), states)
 
-        def run(tasks: Sequence[FitTask]) -> Iterator[FitResult]:
-            for task in tasks:
-                if task.round == DISCOVERY:
-                    yield fit_client(site, task, {})[0]
-                    continue
-                state = states.load(task.client)
-                result, state = fit_client(
-                    site, task, experiment.algorithm.init_client(task.weights) if state is None else state
-                )
-                states.save(task.client, state)
-                yield result
 
-        yield run
+class LocalRunner(Runner):
+    """One module for everything."""
+
+    def __init__(self, site: Site, states: ClientStates) -> None:
+        self._site, self._states = site, states
+
+    def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
+        """Fit one client after the other."""
+        for task in tasks:
+            yield self._try(task)
+
+    def _try(self, task: FitTask) -> FitResult | FitFailure:
+        for _ in range(ATTEMPTS):
+            try:
+                return fit_with_state(self._site, self._states, task)
+            except StorageError:  # not the client's fault: a full disk is everybody's
+                raise
+            except Exception as error:  # whatever a user's algorithm, network or data raises
+                reason = describe(error)
+        return FitFailure(task.client, reason)
+
+    def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
+        """Judge the models now."""
+        done(evaluate(self._site, models, buffers))
+
+    def finish(self) -> None:
+        """Nothing is ever left to wait for."""

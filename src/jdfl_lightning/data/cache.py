@@ -6,8 +6,10 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import platformdirs
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from jdfl_lightning.data.base import Progress
 from jdfl_lightning.errors import InputError, Note
@@ -63,9 +66,43 @@ def _key(paths: Sequence[Path], size: int) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class ImageFile:
+    """Images in a file, which processes map into memory instead of copying them."""
+
+    file: str | int
+    """A path; or the descriptor of an open file, which has no name and vanishes with the last process that has it."""
+    offset: int
+    shape: tuple[int, ...]
+
+    def map(self) -> Tensor:
+        """Map the file, copy on write: processes share the pages, nobody can change the file."""
+        source = self.file if isinstance(self.file, str) else Path(f"/dev/fd/{self.file}")
+        images = torch.from_numpy(np.memmap(source, np.uint8, mode="c", offset=self.offset, shape=self.shape))
+        _MAPPED[images] = self, images._version
+        return images
+
+
+_MAPPED: MutableMapping[Tensor, tuple[ImageFile, int]] = WeakTensorKeyDictionary()
+"""Where images are mapped from, with torch's count of changes made to them in place since."""
+
+
+@contextmanager
+def image_file(images: Tensor) -> Iterator[ImageFile]:
+    """Give the file that images are mapped from; images that are in memory alone are written to a file without name."""
+    file, version = _MAPPED.get(images, (None, 0))
+    if file is not None and images._version == version:
+        yield file
+        return
+    with tempfile.TemporaryFile(prefix="jdfl-images-") as spool:
+        images.contiguous().numpy().tofile(spool)
+        spool.flush()
+        yield ImageFile(spool.fileno(), 0, tuple(images.shape))
+
+
 def _map(file: Path) -> Tensor:
-    # copy on write: processes share the pages, nobody can change the file
-    return torch.from_numpy(np.load(file, mmap_mode="c"))
+    images = np.load(file, mmap_mode="r")
+    return ImageFile(str(file), images.offset, images.shape).map()
 
 
 def decode_all(paths: Sequence[Path], size: int, progress: Progress) -> Tensor:

@@ -1,0 +1,68 @@
+"""A thousand tiny clients: what a fit costs beside its steps.
+
+    python benchmarks/tiny_clients.py
+
+Every client has a handful of images of 8 px and takes one step. The bare loop takes the same steps: it puts the
+server's weights into a module, makes an optimizer, and trains. Blocks of 100 clients take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+import torch
+from random_images import RandomImages
+from timing import in_turns, write_section
+from torch.nn.functional import cross_entropy
+
+from jdfl_lightning import Experiment
+from jdfl_lightning.client import Site, fit_client
+from jdfl_lightning.messages import FitTask
+from jdfl_lightning.seeding import torch_generator
+
+
+def main() -> None:
+    """Time both and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=1000)
+    options = parser.parse_args()
+    data = RandomImages(size=8, num_clients=options.clients, images=8 * options.clients)
+    data.deal(0)
+    run = Experiment(data=data, supervision="base", epochs=1)
+    site = Site(run)
+    weights, buffers = site.initial(1)
+    block = 100
+    turns = options.clients // block - 1
+    done = {"plugin": 0, "bare": 0}
+
+    def plugin() -> None:
+        for client in range(done["plugin"], done["plugin"] + block):
+            fit_client(site, FitTask(client, 1, 0, weights, buffers), {})
+        done["plugin"] += block
+
+    def bare() -> None:
+        for client in range(done["bare"], done["bare"] + block):
+            module = site.module(weights, buffers)
+            sgd = torch.optim.SGD(module.parameters(), lr=run.lr)
+            for images, labels, _ in data.client_loader(client, 0, 32, torch_generator(0, "shuffle", 1, client)):
+                sgd.zero_grad()
+                cross_entropy(module(images), labels).backward()
+                sgd.step()
+        done["bare"] += block
+
+    times = in_turns({"plugin": plugin, "bare": bare}, turns)
+    beyond = [1000 * (a - b) / block for a, b in zip(times["plugin"], times["bare"], strict=True)]
+    write_section(
+        "tiny clients",
+        f"{options.clients:,} clients of about 7 images of 8 px, one step each, {torch.get_num_threads()} threads, "
+        f"{turns} turns of {block} clients.\n\n"
+        "| | ms a client (median) |\n|---|---|\n"
+        f"| the bare loop | {1000 * times.median('bare') / block:.1f} |\n"
+        f"| `fit_client` | {1000 * times.median('plugin') / block:.1f} |\n"
+        f"| beyond the steps | {statistics.median(beyond):.1f} ({min(beyond):.1f} to {max(beyond):.1f}) |",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""A worker of the pool: a process that builds its site once, then fits and evaluates what it is sent."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import select
+import sys
+import threading
+import warnings
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jdfl_lightning.backends.base import describe, fit_with_state
+from jdfl_lightning.checkpoint import ClientStates
+from jdfl_lightning.client import Site
+from jdfl_lightning.data.cache import ImageFile
+from jdfl_lightning.errors import StorageError
+from jdfl_lightning.evaluation import evaluate
+from jdfl_lightning.memory import reuse_memory
+
+if TYPE_CHECKING:
+    from jdfl_lightning.config import Experiment
+
+
+def _from_bytes(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(content).view(dtype).reshape(shape)
+
+
+def _as_bytes(tensor: Tensor) -> tuple[Any, ...]:
+    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return _from_bytes, (content, tensor.dtype, tuple(tensor.shape))
+
+
+def encode(message: object) -> bytes:
+    """Pickle a message with its tensors as plain bytes: no shared memory that a crash could leave behind."""
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, protocol=5)
+    pickler.dispatch_table = {Tensor: _as_bytes}
+    pickler.dump(message)
+    return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the server runs; a worker goes there before it reads anything that might need it."""
+
+    path: list[str]
+    folder: str
+    environment: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Place:
+        """Return this process's."""
+        return cls(sys.path, str(Path.cwd()), dict(os.environ))
+
+    def enter(self) -> None:
+        """Go there."""
+        sys.path[:] = self.path
+        os.chdir(self.folder)
+        os.environ.clear()
+        os.environ.update(self.environment)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """All that a worker needs to know, sent once."""
+
+    experiment: Experiment
+    """The settings; its data has been dealt out and holds no images."""
+    images: ImageFile
+    """The file to map them from."""
+    states: ClientStates
+    """Where clients keep what they remember."""
+    threads: int
+
+
+def _watch(connection: Connection) -> None:
+    """End the process as soon as the other end hangs up, however that comes, even in the middle of a fit."""
+    watch = select.poll()
+    watch.register(connection.fileno(), 0)  # a hang-up is told without being asked for
+    watch.poll()
+    os._exit(0)
+
+
+def _next(connection: Connection) -> Any:
+    """Return the next message; if the other end has hung up, leave."""
+    try:
+        return pickle.loads(connection.recv_bytes())
+    except (EOFError, ConnectionError):
+        os._exit(0)
+
+
+def _send(connection: Connection, message: object) -> None:
+    """Send a message; if the other end has hung up, leave."""
+    try:
+        connection.send_bytes(encode(message))
+    except ConnectionError:
+        os._exit(0)
+
+
+def _failure(error: Exception) -> tuple[str, str]:
+    kind = "storage" if isinstance(error, StorageError) else "failed"
+    return kind, describe(error)
+
+
+def _answer(connection: Connection, images: int | None) -> None:
+    place: Place = _next(connection)
+    place.enter()
+    parcel: Parcel = _next(connection)
+    torch.set_num_threads(parcel.threads)
+    file = parcel.images if images is None else replace(parcel.images, file=images)
+    parcel.experiment.data.images = file.map()
+    site = Site(parcel.experiment)
+    common: dict[str, Any] = {}
+    while True:
+        kind, content = _next(connection)
+        if kind == "common":
+            common = content
+            continue
+        try:
+            if kind == "fit":
+                message: object = ("done", fit_with_state(site, parcel.states, replace(content, **common)))
+            else:
+                message = ("done", evaluate(site, **content))
+        except Exception as error:
+            message = _failure(error)
+        _send(connection, message)
+
+
+def serve(descriptor: int, images: int | None = None) -> None:
+    """Do what the process at the other end of a connection asks, until it hangs up.
+
+    Args:
+        descriptor: of the connection.
+        images: of the file of images, if that has no name.
+    """
+    connection = Connection(descriptor)
+    threading.Thread(target=_watch, args=(connection,), daemon=True).start()
+    warnings.simplefilter("ignore")
+    reuse_memory()
+    try:
+        _send(connection, os.getpid())
+        _answer(connection, images)
+    except Exception as error:  # the settings cannot be read here, the site cannot be built
+        _send(connection, ("unusable", describe(error)))
+    _next(connection)

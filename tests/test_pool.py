@@ -1,0 +1,365 @@
+"""The pool: the same bits as one process, whatever happens to its workers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import contents, digits, experiment
+from jdfl_lightning import Experiment, LocalBackend, PoolBackend, TrainerOptions, algorithms, fit
+from jdfl_lightning.backends.local import LocalRunner
+from jdfl_lightning.backends.pool import _HELD, PoolRunner, _Job, _Worker, best_workers
+from jdfl_lightning.backends.worker import encode
+from jdfl_lightning.checkpoint import ClientStates
+from jdfl_lightning.client import Site
+from jdfl_lightning.data.cache import decode_all, image_file
+from jdfl_lightning.display import Display
+from jdfl_lightning.errors import InputError, Note, StorageError
+from jdfl_lightning.evaluation import Evaluation, Scores
+from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.tensors import Tensors
+
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="worker processes are passed open files"),
+    pytest.mark.usefixtures("_imported_once"),
+]
+POOL = PoolBackend(workers=2, threads=1)
+
+
+def same(first: str, second: str) -> bool:
+    """Whether two runs left the same, whoever trained the clients."""
+    ours, theirs = contents(first), contents(second)
+    return ours | {"config.yaml": b""} == theirs | {"config.yaml": b""}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "supervision"),
+    [("FedAvg", "hard"), ("SCAFFOLD", "random"), ("FedDyn", "base"), ("FedDC", "graded"), ("MOON", "random")],
+)
+def test_same_bits_as_one_process(algorithm: str, supervision: str) -> None:
+    for name, backend in (("local", LocalBackend()), ("pool", POOL)):
+        rule = getattr(algorithms, algorithm)()
+        fit(experiment(algorithm=rule, supervision=supervision, backend=backend, run_dir=name, rounds=3))
+    assert same("local", "pool")
+
+
+def test_running_statistics() -> None:
+    for name, backend in (("local", LocalBackend()), ("pool", POOL)):
+        fit(experiment(backbone="helpers.batch_norm_net", backend=backend, run_dir=name, supervision="base"))
+    assert same("local", "pool")
+
+
+class Mortal(algorithms.FedAvg):
+    """FedAvg whose client 2 kills its process in round 1, as often as there are files named life."""
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> algorithms.LocalUpdate:
+        if task.client == 2 and task.round == 1 and (lives := sorted(Path.cwd().glob("life*"))):
+            lives[0].unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().local(task, state)
+
+
+def test_a_worker_that_dies_is_replaced() -> None:
+    fit(experiment(supervision="base", run_dir="local"))
+    Path("life").touch()
+    fit(experiment(algorithm=Mortal(), supervision="base", backend=POOL, run_dir="pool"))
+    assert not Path("life").exists()
+    assert same("local", "pool")
+
+
+class Lines(Display):
+    """Collects what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_a_client_that_workers_die_of_twice_is_absent() -> None:
+    for life in ("life1", "life2", "life3"):
+        Path(life).touch()
+    lines = Lines()
+    run = fit(experiment(algorithm=Mortal(), supervision="base", backend=POOL, run_dir="pool"), lines)
+    assert [file.name for file in Path.cwd().glob("life*")] == ["life3"]
+    assert [(row["clients"], row["refused"]) for row in run.rows] == [(3, 1), (4, 0)]
+    (line,) = [line for line in lines.said if "does not count" in line]
+    assert line == ("round 1: client 2 does not count: its process was ended by signal 9, as when memory runs out.")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_die_idle_are_replaced(workers: int) -> None:
+    run = experiment(supervision="base")
+    weights, buffers = Site(run).initial(1)
+    told: list[Evaluation] = []
+    tasks = [FitTask(client, 1, 0, weights, buffers) for client in range(4)]
+    with PoolBackend(workers=workers, threads=1).open(run, ClientStates(Path("clients"))) as runner:
+        assert isinstance(runner, PoolRunner)
+        first = list(runner.fit(tasks))
+        for worker in runner._workers:
+            assert worker._pid is not None
+            os.kill(worker._pid, signal.SIGKILL)
+        time.sleep(0.3)
+        runner.evaluate({"": weights}, buffers, told.append)
+        runner.finish()
+        assert len(told) == 1
+        again = list(runner.fit(tasks))
+    for ours, theirs in zip(first, again, strict=True):
+        assert isinstance(ours, FitResult)
+        assert isinstance(theirs, FitResult)
+        assert torch.equal(ours.weights["head.bias"], theirs.weights["head.bias"])
+
+
+class Broken(algorithms.FedAvg):
+    """FedAvg that fails at the client."""
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> algorithms.LocalUpdate:
+        raise KeyError("no such luck")
+
+
+def test_an_error_at_a_client_is_told() -> None:
+    with pytest.raises(InputError, match=r"3 attempts were void. Client \d: KeyError: 'no such luck'") as error:
+        fit(experiment(algorithm=Broken(), supervision="base", backend=POOL, run_dir="pool"))
+    assert "Traceback" in str(error.value.__cause__)
+    with pytest.raises(InputError, match=r"3 attempts were void.*lower --lr"):
+        fit(experiment(lr=1e30, supervision="base", backend=POOL, run_dir="other"))
+
+
+def test_a_full_disk_at_a_worker_ends_the_run() -> None:
+    Path("run").mkdir()
+    Path("run/clients").touch()
+    states = ClientStates(Path("run/clients"))
+    run = experiment(algorithm=algorithms.SCAFFOLD(), supervision="base")
+    weights, buffers = Site(run).initial(1)
+    task = FitTask(0, 1, 0, weights, buffers, run.algorithm.init_server(weights))
+    for backend in (LocalBackend(), POOL):
+        with backend.open(run, states) as runner, pytest.raises(StorageError, match="run/clients"):
+            list(runner.fit([task]))
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_and_no_file_is_left(ending: signal.Signals, tmp_path: Path) -> None:
+    """However the server ends, its workers end with it, in the middle of a fit; nothing stays in temporary places."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    arguments = ["--data.size", "16", "--rounds", "100", "--epochs", "10", "--supervision", "base"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "jdfl_lightning.cli", "fit", *arguments, "--backend.workers", "2"],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        shared = set(Path("/dev/shm").iterdir())
+        deadline = time.monotonic() + 90
+        while len(workers := [w for child in children(server.pid) for w in children(child)]) < 2 or not all(
+            map(trains, workers)
+        ):
+            assert server.poll() is None, server.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        server.send_signal(ending)
+        out, err = server.communicate(timeout=30)
+    finally:
+        server.kill()
+    assert server.returncode == (130 if ending == signal.SIGINT else -ending), out + err
+    assert "Traceback" not in err
+    deadline = time.monotonic() + 10
+    while any(map(alive, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not list(temporary.iterdir())
+    assert {path for path in set(Path("/dev/shm").iterdir()) - shared if path.owner() == Path.home().owner()} == set()
+
+
+def trains(pid: int) -> bool:
+    """Whether a worker has mapped the images, which it does right before its first fit."""
+    try:
+        return "(deleted)" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
+class Fake:
+    """A worker that is a thread and answers at once, or soon."""
+
+    def __init__(self, log: list[int], chance: random.Random) -> None:
+        self.connection, self._there = Pipe()
+        self.job: _Job | None = None
+        self.log, self.chance = log, chance
+
+    def begin(self, job: _Job) -> None:
+        self.job = job
+        kind, content = pickle.loads(job.request)
+        self.log.append(content.client if kind == "fit" else -1)
+        answer = FitResult(content.client, 1, 1) if kind == "fit" else Evaluation({"": Scores(0.5, {})}, 0.0)
+        delay = self.chance.choice([0, 0, 0.002])
+        threading.Timer(delay, self._there.send_bytes, [encode(("done", answer))]).start()
+
+    def take(self) -> tuple[str, Any]:
+        return cast(tuple[str, Any], pickle.loads(self.connection.recv_bytes()))
+
+    def end(self) -> int:
+        return 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=40), workers=st.integers(1, 4), seed=st.integers(0, 99))
+def test_order_and_number_of_results(sizes: list[int], workers: int, seed: int) -> None:
+    """Results come in the order of tasks; a round's end is begun longest first; few results wait for earlier ones."""
+    log: list[int] = []
+    chance = random.Random(seed)
+    pool = PoolRunner(lambda place: cast(_Worker, Fake(log, chance)), workers, sizes)
+    told: list[Evaluation] = []
+    pool.evaluate({}, {}, told.append)
+    tasks = [FitTask(client, 1, 0, {}) for client in range(len(sizes))]
+    seen = []
+    for result in pool.fit(tasks):
+        seen.append(result.client)
+        assert len([client for client in log if client >= 0]) - len(seen) <= (_HELD + 1) * workers
+    assert seen == list(range(len(sizes)))
+    pool.finish()
+    assert len(told) == 1
+    assert log[0] == -1
+    begun = log[1:]
+    assert sorted(begun) == seen
+    end = _HELD * workers
+    assert begun[:-end] == seen[:-end]
+    assert [sizes[client] for client in begun[-end:]] == sorted((sizes[c] for c in begun[-end:]), reverse=True)
+    assert list(pool.fit([])) == []
+
+
+def test_messages_keep_every_type(tmp_path: Path) -> None:
+    tensors = {
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "whole": torch.tensor(7),
+        "strided": torch.arange(6.0).reshape(2, 3).t(),
+        "none": torch.zeros(0, 3),
+        "yes": torch.tensor([True, False]),
+        "live": torch.ones(2, requires_grad=True),
+    }
+    back = pickle.loads(encode(tensors))
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor)
+    back["half"][0] = 3.0  # and can be written to
+
+
+def test_images_are_shared_not_copied(image_tree: Path, tmp_path: Path) -> None:
+    paths = sorted(image_tree.rglob("*.png"))
+    cached = decode_all(paths, 8, lambda *_: None)
+    with image_file(cached) as file:
+        assert isinstance(file.file, str)
+        assert Path(file.file).parent == tmp_path / "cache"
+        assert torch.equal(file.map(), cached)
+    with image_file(cached.clone()) as file:
+        assert isinstance(file.file, int)
+        images = file.map()
+        assert torch.equal(images, cached)
+        images[0] = 0  # copy on write: nobody else sees it
+        assert torch.equal(file.map(), cached)
+    with pytest.raises(FileNotFoundError):
+        file.map()
+    cached[0] = 7  # changed in place: the file no longer has them
+    with image_file(cached) as file:
+        assert isinstance(file.file, int)
+        assert torch.equal(file.map(), cached)
+
+
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def chosen(backend: PoolBackend, run: Experiment) -> Any:
+    with backend.open(run, ClientStates(Path("clients"))) as runner:
+        return len(runner._workers) if isinstance(runner, PoolRunner) else type(runner)
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_auto_starts_workers_where_it_pays() -> None:
+    run = experiment()
+    assert chosen(PoolBackend(), run) == 2
+    assert chosen(PoolBackend(), experiment(client_fraction=0.25)) is LocalRunner
+    assert chosen(PoolBackend(), experiment(client_fraction=0.75)) is LocalRunner  # three clients for two workers
+    assert chosen(PoolBackend(threads=2), run) is LocalRunner
+    assert chosen(PoolBackend(), experiment(trainer=TrainerOptions(accelerator="mps"))) is LocalRunner
+    assert chosen(PoolBackend(workers=1), run) == 1
+    torch.set_num_threads(1)
+    assert chosen(PoolBackend(), run) is LocalRunner
+
+
+@given(clients=st.integers(1, 200), cores=st.integers(1, 64), threads=st.none() | st.integers(1, 8))
+def test_workers_never_outnumber_clients_or_cores(clients: int, cores: int, threads: int | None) -> None:
+    workers = best_workers(clients, cores, threads)
+    assert 1 <= workers <= clients
+    assert workers == 1 or workers * (threads or 1) <= cores
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_what_only_a_script_knows_is_trained_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = digits()
+    monkeypatch.setattr(type(data), "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "DigitsDomains", type(data), raising=False)
+    with pytest.warns(Note, match="one after the other: .*put it into a module"):
+        assert chosen(PoolBackend(), experiment(data=data)) is LocalRunner
+    with pytest.raises(InputError, match="cannot import what a script or a notebook defines"):
+        chosen(POOL, experiment(data=data))
+
+
+@pytest.mark.parametrize(("option", "value"), [("workers", 0), ("workers", -1), ("threads", 0)])
+def test_bad_options(option: str, value: int) -> None:
+    with pytest.raises(InputError, match=f"--backend.{option}"):
+        PoolBackend(**{option: value})
+
+
+def test_gpus_are_shared_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, as far as a machine without one can tell: a worker for each, which is told its own."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    started: list[str | int] = []
+
+    class Started(_Worker):
+        def __init__(self, source: Any, parcel: bytes, files: Any) -> None:
+            started.append(pickle.loads(parcel).experiment.trainer.devices)
+
+        def end(self) -> int:
+            return 0
+
+    monkeypatch.setattr("jdfl_lightning.backends.pool._Worker", Started)
+    assert chosen(PoolBackend(), experiment()) == 2
+    assert chosen(PoolBackend(workers=3), experiment()) == 3
+    assert started == ["[0]", "[1]", "[0]", "[1]", "[0]"]
+    assert chosen(PoolBackend(), experiment(trainer=TrainerOptions(accelerator="gpu", devices="[1]"))) is LocalRunner
+    assert chosen(PoolBackend(), experiment(client_fraction=0.25)) is LocalRunner
