@@ -1,5 +1,6 @@
 # make fit    the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
 # make test   the same environment with the extra `test`; lint, types, doctests and tests
+# make bench  all benchmarks, in about an hour on two cores; they write their tables into docs/
 # make wheel  build the wheel, install it alone in an empty environment and run it outside the checkout
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: fit test lint wheel clean
+.PHONY: fit test lint wheel bench clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
@@ -22,6 +23,17 @@ lint: $(VENV)/.installed-test
 
 wheel: $(VENV)/.installed-test
 	$(BIN)/python tests/wheel_check.py
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/rounds.py --size 112 --clients 4 --images 800 --turns 3 --algorithms SCAFFOLD FedDyn FedDC
+	$(BIN)/python benchmarks/rounds.py --size 32 --images 2240 --turns 3
+	$(BIN)/python benchmarks/state_costs.py
+	$(BIN)/python benchmarks/allocation.py
+	$(BIN)/python benchmarks/tiny_clients.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/shares.py
+	$(BIN)/python benchmarks/faults.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

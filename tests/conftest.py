@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 
 from helpers import digits
 from jdfl_lightning import DigitsDomains
+from jdfl_lightning.nursery import nursery
 
 # the networks of the tests are tiny: a second thread only waits, and waits actively
 torch.set_num_threads(1)
@@ -24,6 +26,13 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
+
+
+@pytest.fixture(scope="session")
+def _imported_once() -> Iterator[None]:
+    """One nursery for all tests with worker processes."""
+    with nursery():
+        yield
 
 
 @pytest.fixture

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning import DigitsDomains, DomainDataModule, Experiment
+from jdfl_lightning import DigitsDomains, DomainDataModule, Experiment, LocalBackend
+from jdfl_lightning.backends.local import LocalRunner
+from jdfl_lightning.checkpoint import ClientStates, load_record
+from jdfl_lightning.client import Site
 from jdfl_lightning.data.partition import Partition
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.rounds import Journal, RoundReport
+from jdfl_lightning.run_folder import read_run
 
 
 def digits(num_clients: int = 4) -> DigitsDomains:
@@ -27,8 +35,49 @@ def experiment(**settings: Any) -> Experiment:
         "epochs": 1,
         "client_fraction": 1.0,
         "num_domains": 3,
+        "backend": LocalBackend(),
     }
     return Experiment(**(defaults | settings))
+
+
+class Watched(LocalRunner):
+    """A local runner that remembers all tasks and results, a list for each round."""
+
+    def __init__(self, site: Site, states: ClientStates) -> None:
+        super().__init__(site, states)
+        self.tasks: list[list[FitTask]] = []
+        self.results: list[list[FitResult]] = []
+
+    def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
+        self.tasks.append(list(tasks))
+        self.results.append([])
+        for result in super().fit(tasks):
+            assert isinstance(result, FitResult), result
+            self.results[-1].append(result)
+            yield result
+
+
+class Reports(Journal):
+    """Collects what is told of rounds."""
+
+    def __init__(self) -> None:
+        self.all: list[RoundReport] = []
+
+    def evaluated(self, report: RoundReport) -> None:
+        self.all.append(report)
+
+
+def contents(folder: str) -> dict[str, Any]:
+    """All that a run leaves, but for times and pictures."""
+    files = [file for file in Path(folder).rglob("*") if file.is_file() and file.suffix != ".png"]
+    found: dict[str, Any] = {str(f.relative_to(folder)): f.read_bytes() for f in files if f.name != "metrics.csv"}
+    rows = read_run(Path(folder)).rows
+    found["rows"] = [{n: str(v) for n, v in row.items() if not n.startswith("time/")} for row in rows]  # NaN is NaN
+    for name in [name for name in found if name.startswith("checkpoints/")]:  # times are in it
+        record, about = load_record(Path(folder) / name)
+        about["metrics"] = {n: str(v) for n, v in about["metrics"].items() if not n.startswith("time/")}
+        found[name] = about, {f"{g}/{n}": t.tolist() for g, ts in record.items() for n, t in ts.items()}
+    return found
 
 
 def tiny_net(size: int) -> nn.Module:

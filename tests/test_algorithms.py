@@ -16,18 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import ToyData, experiment
+from helpers import Reports, ToyData, Watched, experiment
 from jdfl_lightning import Algorithm, Experiment, LocalUpdate, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms.fedproc import prototype_contrast
 from jdfl_lightning.algorithms.moon import contrast
-from jdfl_lightning.backends import LocalBackend
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site, fit_client
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.messages import FitResult, FitTask
 from jdfl_lightning.models import build_backbone
-from jdfl_lightning.rounds import RoundReport, ServerState, run_rounds, sample_clients
+from jdfl_lightning.rounds import ServerState, run_rounds, sample_clients
 from jdfl_lightning.tensors import Record, Tensors, flatten
 
 ALL = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON"]
@@ -69,28 +68,24 @@ def toy(algorithm: Algorithm, sizes: tuple[int, ...] = (4, 4), steps: int = 2, *
     return dataclasses.replace(run, **(fixed | changes))
 
 
-class Played:
+class Played(Reports):
     """A run's rounds, with what every client sent and keeps."""
 
     def __init__(self, run: Experiment, folder: Path) -> None:
+        super().__init__()
         self.states = ClientStates(folder)
-        self.results: list[list[FitResult]] = []
-        self.reports: list[RoundReport] = []
+        self.kept: list[list[Record | None]] = []
+        self.num_clients = run.data.num_clients
         site = Site(run)
         weights, buffers = site.initial(1)
         state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
-        with LocalBackend().open(run, self.states) as runner:
+        runner = Watched(site, self.states)
+        run_rounds(run, runner, state, [0] * self.num_clients, None, self)
+        self.results, self.reports = runner.results, self.all
 
-            def watch(tasks: Any) -> Any:
-                self.results.append([])
-                for result in runner(tasks):
-                    self.results[-1].append(result)
-                    yield result
-
-            self.kept: list[list[Record | None]] = []
-            for report in run_rounds(run, watch, site, state, [0] * run.data.num_clients, None, lambda *_: None):
-                self.reports.append(report)
-                self.kept.append([self.states.load(client) for client in range(run.data.num_clients)])
+    def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
+        known = state.clients
+        self.kept.append([self.states.load(i, known[i]) if i in known else None for i in range(self.num_clients)])
 
     def theta(self, number: int) -> float:
         return self.reports[number - 1].state.weights[X].item()
@@ -257,7 +252,7 @@ def test_partial_participation_by_hand(tmp_path: Path) -> None:
     Only client i takes part: theta = x_i (0.1 or 0.8), c_i = -1 or -8, and c = c_i / N = -0.5 or -4: not c_i / |S|.
     """
     run = toy(quadratic("SCAFFOLD", A, B), steps=1, rounds=1, client_fraction=0.5)
-    (client,) = sample_clients(2, 0.5, 0, 1)
+    (client,) = sample_clients(2, 1, 0, 1)
     play = Played(run, tmp_path)
     close((play.theta(1), play.server("c", 1)), [(0.1, -0.5), (0.8, -4.0)][client])
     assert play.client("c", 1 - client) == 0
@@ -281,7 +276,8 @@ def test_against_exact_fractions_and_invariants(
     algorithm = quadratic(name, tuple(map(float, a)), tuple(map(float, b)), **hyper)
     changes = {"rounds": rounds, "client_fraction": fraction, "seed_everything": seed}
     play = Played(toy(algorithm, tuple(sizes), steps, **changes), tmp_path_factory.mktemp("clients"))
-    chosen = [sample_clients(n, fraction, seed, number) for number in range(1, rounds + 1)]
+    count = max(1, int(fraction * n + 0.5))
+    chosen = [sample_clients(n, count, seed, number) for number in range(1, rounds + 1)]
     for number, (theta, c, dual) in enumerate(exact(name, a, b, sizes, chosen, steps), start=1):
         close(play.theta(number), float(theta))
         if c is not None:
@@ -426,17 +422,13 @@ def test_fedproc_prototypes_reach_the_clients(tmp_path: Path) -> None:
     weights: dict[str, list[Tensor]] = {}
     for name in ("FedProc", "FedAvg"):
         run = experiment(algorithm=getattr(algorithms, name)(), rounds=2, client_fraction=0.5)
-        site = Site(run)
+        site, reports = Site(run), Reports()
         start, buffers = site.initial(3)
         state = ServerState(0, start, buffers, run.algorithm.init_server(start))
-        with LocalBackend().open(run, ClientStates(tmp_path / name)) as runner:
-
-            def watch(tasks: Any, name: str = name, runner: Any = runner) -> Any:
-                sent.setdefault(name, []).extend(tasks)
-                return runner(tasks)
-
-            reports = run_rounds(run, watch, site, state, [0] * 4, torch.eye(3), lambda *_: None)
-            weights[name] = [flatten(report.state.weights) for report in reports]
+        runner = Watched(site, ClientStates(tmp_path / name))
+        run_rounds(run, runner, state, [0] * 4, torch.eye(3), reports)
+        sent[name] = [task for tasks in runner.tasks for task in tasks]
+        weights[name] = [flatten(report.state.weights) for report in reports.all]
     assert torch.equal(weights["FedProc"][0], weights["FedAvg"][0])
     assert not torch.equal(weights["FedProc"][1], weights["FedAvg"][1])
     assert [task.server for task in sent["FedProc"][:2]] == [{}, {}]
@@ -519,11 +511,9 @@ def test_every_algorithm_runs_with_every_supervision(name: str, supervision: str
     run = fit(experiment(algorithm=algorithm, supervision=supervision, run_dir="run", rounds=2, client_fraction=0.5))
     m = 1 if supervision == "base" else 3
     states = ClientStates(Path("run/clients"))
-    for client in sample_clients(4, 0.5, 0, 2):
-        state = states.load(client)
-        shapes = {
-            group: tensors["head.weight"].shape for group, tensors in (state or {}).items() if "head.weight" in tensors
-        }
+    for client in sample_clients(4, 2, 0, 2):
+        state = states.load(client, 2) if list(Path("run").glob("clients/*")) else {}
+        shapes = {group: tensors["head.weight"].shape for group, tensors in state.items() if "head.weight" in tensors}
         expected = {"SCAFFOLD": {"c"}, "FedDyn": {"v"}, "FedDC": {"h", "c"}}.get(name, set())
         assert shapes == dict.fromkeys(expected, (m * 10, 12))
     norms = {column for column in run.last if column.startswith("norm/")}

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import digits, experiment
-from jdfl_lightning import Algorithm, Experiment, FedAvg, LocalUpdate, TrainerOptions
+from helpers import Reports, digits, experiment
+from jdfl_lightning import Algorithm, Experiment, FedAvg, LocalUpdate, TrainerOptions, fit
 from jdfl_lightning.backends import LocalBackend
 from jdfl_lightning.checkpoint import ClientStates, load_record, save_record
 from jdfl_lightning.client import Site, fit_client
@@ -98,10 +98,12 @@ def test_theta_0_is_shared_and_the_head_fresh() -> None:
     assert all(torch.equal(small[name], large[name]) for name in small if name.startswith("backbone"))
 
 
-def test_a_diverged_client_is_named() -> None:
-    run = experiment(lr=1e20)
-    with pytest.raises(InputError, match=r"client 1's in round 3 is not: lower --lr"):
-        fit_client(Site(run), task_for(run), {})
+def test_a_run_that_diverges_says_so() -> None:
+    with pytest.raises(InputError, match=r"round 1 but 3 attempts were void. Client \d: .* not finite: lower --lr"):
+        fit(experiment(lr=1e30, supervision="base", run_dir="run"))
+    with pytest.raises(InputError, match=r"client 0's in discovery is not: lower --lr"):
+        fit(experiment(lr=1e30, run_dir="run"))
+    assert not Path("run").exists()
 
 
 def test_inner_trainers_are_silent(
@@ -212,33 +214,57 @@ def play(run: Experiment) -> list[ServerState]:
     site = Site(run)
     weights, buffers = site.initial(1)
     state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
+    reports = Reports()
     with LocalBackend().open(run, ClientStates(Path("clients"))) as runner:
-        reports = run_rounds(run, runner, site, state, [0] * run.data.num_clients, None, lambda *_: None)
-        return [report.state for report in reports]
+        run_rounds(run, runner, state, [0] * run.data.num_clients, None, reports)
+    return [report.state for report in reports.all]
 
 
 def test_states_live_in_one_file_a_client() -> None:
     run = experiment(algorithm=Counting(), client_fraction=0.5, rounds=4)
     states = play(run)
     assert states[-1].record["seen"]["n"].item() == 8
-    participants = [sample_clients(4, 0.5, 0, number) for number in range(1, 5)]
+    participants = [sample_clients(4, 2, 0, number) for number in range(1, 5)]
     store = ClientStates(Path("clients"))
     for client in range(4):
         times = sum(client in chosen for chosen in participants)
-        kept = store.load(client)
-        assert times == (0 if kept is None else kept["own"]["n"].item())
+        since = states[-1].clients.get(client, 0)
+        assert since == max((number for number, chosen in enumerate(participants, 1) if client in chosen), default=0)
+        assert times == (store.load(client, since)["own"]["n"].item() if since else 0)
     latest = [sum(client in chosen for chosen in participants) for client in participants[-1]]
     assert states[-1].record["last"]["n"].tolist() == latest
 
 
-def test_a_state_can_be_cleared_and_may_share_tensors(tmp_path: Path) -> None:
+def test_a_state_may_share_tensors_and_belongs_to_its_client(tmp_path: Path) -> None:
     store, tensor = ClientStates(tmp_path / "clients"), torch.arange(3.0)
-    store.save(1, {"a": {"x": tensor}, "b": {"x": tensor, "y": tensor[1:]}})
-    kept = store.load(1)
-    assert kept is not None
+    store.save(1, 4, {"a": {"x": tensor}, "b": {"x": tensor, "y": tensor[1:]}})
+    kept = store.load(1, 4)
     assert (kept["b"]["x"].tolist(), kept["b"]["y"].tolist()) == ([0, 1, 2], [1, 2])
-    store.save(1, {})
-    assert store.load(1) is None
+    with pytest.raises(InputError, match="no file"):
+        store.load(1, 3)
+    (tmp_path / "clients" / "1-4.safetensors").rename(tmp_path / "clients" / "2-4.safetensors")
+    with pytest.raises(InputError, match=r"the state of client 2 but .* is of {'client': 1"):
+        store.load(2, 4)
+    store.retain([])
+    assert not list((tmp_path / "clients").iterdir())
+
+
+class Forgetting(Counting):
+    """An algorithm whose clients clear their state every second time."""
+
+    def local(self, task: FitTask, state: Record) -> LocalUpdate:
+        return ForgettingUpdate(task, state)
+
+
+class ForgettingUpdate(CountingUpdate):
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
+        upload, state = super().report(weights)
+        return upload, {} if self.state["own"]["n"] == 1 else state
+
+
+def test_a_state_can_be_cleared() -> None:
+    states = play(experiment(algorithm=Forgetting(), rounds=5))
+    assert [set(state.clients.values()) for state in states] == [{1}, set(), {3}, set(), {5}]
 
 
 def test_fits_leave_no_memory_behind() -> None:
@@ -285,18 +311,19 @@ def test_batch_norm_statistics_are_averaged() -> None:
 
 @given(n=st.integers(1, 60), fraction=st.floats(0.01, 1), seed=st.integers(0, 99), number=st.integers(1, 500))
 def test_sampling(n: int, fraction: float, seed: int, number: int) -> None:
-    chosen = sample_clients(n, fraction, seed, number)
-    assert len(chosen) == max(1, int(fraction * n + 0.5))
+    count = max(1, round(fraction * n))
+    chosen = sample_clients(n, count, seed, number)
+    assert len(chosen) == count
     assert chosen == sorted(set(chosen))
     assert all(0 <= client < n for client in chosen)
-    assert chosen == sample_clients(n, fraction, seed, number)
+    assert chosen == sample_clients(n, count, seed, number)
 
 
 def test_sampling_reaches_everybody() -> None:
     """Each of 10 clients in half of 200 rounds: 100 times, with a standard deviation of 7."""
     counts = torch.zeros(10)
     for number in range(1, 201):
-        counts[sample_clients(10, 0.5, 0, number)] += 1
+        counts[sample_clients(10, 5, 0, number)] += 1
     assert ((counts - 100).abs() < 42).all()
 
 

@@ -17,10 +17,10 @@ from jdfl_lightning.backends import LocalBackend
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site, fit_client
 from jdfl_lightning.discovery import cluster, elbow, update_vector
-from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.experiment import discover
 from jdfl_lightning.messages import DISCOVERY, FitTask
+from jdfl_lightning.rounds import Journal
 
 
 def blobs(sizes: list[int], noise: float, seed: int, dim: int = 40) -> tuple[torch.Tensor, list[int]]:
@@ -120,7 +120,7 @@ def test_discovery_gives_the_same_for_the_same_seed() -> None:
     for _ in range(2):
         run = experiment(num_domains=None)
         with LocalBackend().open(run, ClientStates(Path("clients"))) as runner:
-            outcomes.append(discover(run, Site(run), runner, Display()))
+            outcomes.append(discover(run, Site(run), runner, Journal()))
     assert outcomes[0].assignments == outcomes[1].assignments
     assert torch.equal(outcomes[0].centroids, outcomes[1].centroids)
     assert len(outcomes[0].assignments) == 4

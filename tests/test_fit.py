@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import shutil
+import warnings
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
+from rich.console import Console
 
 from helpers import digits, experiment
 from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, ImageFolderDomains, TrainerOptions, fit
@@ -19,10 +26,11 @@ from jdfl_lightning.checkpoint import load_record
 from jdfl_lightning.cli import main
 from jdfl_lightning.client import Site
 from jdfl_lightning.config import as_dict, parse_experiment, save_config, shipped_configs
+from jdfl_lightning.display import PlainDisplay
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.run_folder import METRICS, append_metrics, load_model, make_run_folder, read_run
 
-FILES = {"config.yaml", "metrics.csv", "curves.png", "best.safetensors", "last.safetensors"}
+FILES = {"config.yaml", "metrics.csv", "curves.png", "best.safetensors", "last.safetensors", "checkpoints"}
 DISCOVERY_FILES = {"discovery.json", "discovery.png", "discovery.safetensors"}
 
 
@@ -247,3 +255,46 @@ def test_two_rounds_on_real_office_caltech(real_data: Path, capsys: pytest.Captu
     image = next((real_data / "office_caltech_10" / "dslr" / "mug").iterdir())
     assert main(["predict", "--run", "run", str(image)]) == 0
     assert str(image) in capsys.readouterr().out
+
+
+def test_evaluation_every_few_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounds 2, 4 and the last one are judged; what is trained is the same."""
+    with PlainDisplay(Console(width=200)) as display:
+        run = fit(experiment(run_dir="seldom", rounds=5, evaluate_every=2), display)
+    often = fit(experiment(run_dir="often", rounds=5))
+    judged = [row["round"] for row in run.rows if not math.isnan(row["test/acc"])]
+    assert judged == [2, 4, 5]
+    for row, full in zip(run.rows, often.rows, strict=True):
+        assert row["train/loss"] == full["train/loss"]
+        if row["round"] in judged:
+            assert row["test/acc/ink"] == full["test/acc/ink"]
+    assert run.best["test/acc"] == max(often.rows[i]["test/acc"] for i in (1, 3, 4))
+    assert Path("seldom/last.safetensors").read_bytes() == Path("often/last.safetensors").read_bytes()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
+    assert ["not evaluated" in line for line in lines] == [True, False, True, False, False]
+
+
+SETTINGS = st.dictionaries(
+    st.sampled_from([field.name for field in dataclasses.fields(Experiment)] + ["junk", "data.size", ""]),
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=2),
+            st.dictionaries(st.sampled_from(["class_path", "init_args", "every", "clip_norm", "x"]), inner, max_size=2),
+        ),
+        max_leaves=4,
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(content=SETTINGS)
+def test_fuzzed_configs(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever a YAML file says: settings, or an `InputError`."""
+    file = tmp_path_factory.mktemp("fuzz") / "fuzzed.yaml"
+    file.write_text(yaml.safe_dump(content))
+    with warnings.catch_warnings(), suppress(InputError):
+        warnings.simplefilter("ignore")
+        assert isinstance(parse_experiment("fit", ["--config", str(file)]), Experiment)

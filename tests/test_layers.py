@@ -13,14 +13,17 @@ import jdfl_lightning
 
 SOURCE = Path(jdfl_lightning.__file__).parent
 LAYERS = [
-    ["errors", "seeding", "tensors", "messages"],
-    ["joint", "models", "algorithms", "discovery", "trainer", "display"],
+    ["errors", "memory", "nursery", "seeding", "tensors", "messages"],
+    ["joint", "models", "algorithms", "discovery", "trainer", "display", "interrupts", "screening"],
     ["data", "module"],
-    ["checkpoint", "client", "run_folder"],
+    ["checkpoint", "client", "privacy", "run_folder"],
+    ["evaluation"],
     ["backends", "loggers"],
     ["config"],
-    ["evaluation", "report"],
+    ["report"],
     ["rounds"],
+    ["resume"],
+    ["journal"],
     ["experiment"],
     ["inference"],
     ["cli"],

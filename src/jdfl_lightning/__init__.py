@@ -17,7 +17,9 @@ if TYPE_CHECKING:
         FedProc,
         FedProx,
         LocalUpdate,
+        RobustFedAvg,
     )
+    from jdfl_lightning.backends import LocalBackend, PoolBackend
     from jdfl_lightning.config import Clustering, Experiment
     from jdfl_lightning.data import PACS, DigitsDomains, DomainDataModule, ImageFolderDomains, OfficeCaltech
     from jdfl_lightning.experiment import fit
@@ -37,7 +39,19 @@ if TYPE_CHECKING:
     from jdfl_lightning.trainer import TrainerOptions
 
 _HOMES = {
-    "algorithms": ("MOON", "SCAFFOLD", "Algorithm", "FedAvg", "FedDC", "FedDyn", "FedProc", "FedProx", "LocalUpdate"),
+    "algorithms": (
+        "MOON",
+        "SCAFFOLD",
+        "Algorithm",
+        "FedAvg",
+        "FedDC",
+        "FedDyn",
+        "FedProc",
+        "FedProx",
+        "LocalUpdate",
+        "RobustFedAvg",
+    ),
+    "backends": ("LocalBackend", "PoolBackend"),
     "config": ("Clustering", "Experiment"),
     "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech"),
     "experiment": ("fit",),
@@ -79,11 +93,14 @@ __all__ = [
     "JointAccuracy",
     "JointHead",
     "JointModule",
+    "LocalBackend",
     "LocalUpdate",
     "OfficeCaltech",
     "PaperCNN",
     "PlainTargets",
+    "PoolBackend",
     "RandomTargets",
+    "RobustFedAvg",
     "SoftTargetKLLoss",
     "TargetRule",
     "TrainerOptions",

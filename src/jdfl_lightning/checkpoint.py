@@ -1,24 +1,70 @@
-"""A run's state on disk: safetensors only, each file whole or not there at all."""
+"""Named tensors on disk, whole or not there at all: records, clients' states, and checkpoints of a run."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import StorageError
 from jdfl_lightning.tensors import Record, Tensors
 
+_KEY = "jdfl"
+"""The one key of a file's metadata (safetensors writes several in random order): a digest, a space, JSON."""
 
-def save_record(file: Path, record: Record, metadata: dict[str, str] | None = None) -> None:
-    """Write a record aside, then put it in the file's place.
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file aside and put it in its place: whoever reads it finds the old content or the new, never a part."""
+    aside = file.with_name(f".{file.name}.tmp")
+    try:
+        try:
+            with aside.open("wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            aside.replace(file)
+            _sync_folder(file.parent)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StorageError(f"Expected to write {file} but: {error.strerror or error}.") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = None) -> None:
+    """Write a record with a checksum, whole or not at all.
 
     Args:
         file: where the record goes.
         record: groups of named tensors; stored as ``group/name``.
-        metadata: plain text to store with it.
+        about: plain values to store with it.
     """
     tensors: Tensors = {}
     stored: set[int] = set()
@@ -27,35 +73,41 @@ def save_record(file: Path, record: Record, metadata: dict[str, str] | None = No
             shared = tensor.untyped_storage().data_ptr() in stored  # safetensors takes no storage twice
             tensors[f"{group}/{name}"] = tensor.clone() if shared else tensor.contiguous()
             stored.add(tensor.untyped_storage().data_ptr())
-    aside = file.with_name(f".{file.name}.tmp")
-    try:
-        with aside.open("wb") as out:
-            out.write(save(tensors, metadata))
-            out.flush()
-            os.fsync(out.fileno())
-        aside.replace(file)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    text = json.dumps(about or {})
+    write_whole(file, save(tensors, {_KEY: f"{_digest(tensors, text)} {text}"}))
 
 
-def load_record(file: Path) -> tuple[Record, dict[str, str]]:
-    """Read a record and its metadata; a missing or damaged file is named in the error."""
-    record: Record = {}
+def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
+    """Read a record and what is stored with it; a file that is missing, damaged or foreign is named in the error."""
+    tensors: Tensors = {}
     try:
         with safe_open(file, framework="pt") as stored:
+            digest, _, text = (stored.metadata() or {})[_KEY].partition(" ")
             for key in stored.keys():  # noqa: SIM118 - not a dict
-                group, _, name = key.partition("/")
-                record.setdefault(group, {})[name] = stored.get_tensor(key)
-            return record, stored.metadata() or {}
+                tensors[key] = stored.get_tensor(key)
+        if _digest(tensors, text) != digest:
+            raise StorageError(f"Expected saved tensors but {file} is damaged: its checksum does not match.")
+        about = json.loads(text)
+        if not isinstance(about, dict):
+            raise ValueError("no settings")
     except FileNotFoundError as error:
-        raise InputError(f"Expected saved weights but there is no file {file}.") from error
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"Expected saved weights but {file} cannot be read: {error}.") from error
+        raise StorageError(f"Expected saved tensors but there is no file {file}.") from error
+    except StorageError:
+        raise
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise StorageError(f"Expected saved tensors but {file} cannot be read: {error}.") from error
+    record: Record = {}
+    for key, tensor in tensors.items():
+        group, _, name = key.partition("/")
+        record.setdefault(group, {})[name] = tensor
+    return record, about
 
 
 class ClientStates:
-    """What clients keep between their participations: one file each, read only when the client is sampled.
+    """What clients keep between their participations: a file for each client and round, read when it is needed.
+
+    A state is written as soon as the client has trained; it counts once the server has accepted the round and names it
+    in a checkpoint. Until then the one before stays where it is.
 
     Args:
         folder: where the files are; made when the first state is saved.
@@ -64,18 +116,118 @@ class ClientStates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _file(self, client: int) -> Path:
-        return self.folder / f"{client}.safetensors"
+    def _file(self, client: int, round: int) -> Path:
+        return self.folder / f"{client}-{round}.safetensors"
 
-    def load(self, client: int) -> Record | None:
-        """Return a client's state, or nothing if it has not taken part yet."""
-        file = self._file(client)
-        return load_record(file)[0] if file.exists() else None
+    def load(self, client: int, round: int) -> Record:
+        """Return the state that a client was left with in a round."""
+        record, about = load_record(self._file(client, round))
+        if about != {"client": client, "round": round}:
+            raise StorageError(f"Expected the state of client {client} but {self._file(client, round)} is of {about}.")
+        return record
 
-    def save(self, client: int, state: Record) -> None:
-        """Keep a client's state; an algorithm without state leaves no file."""
-        if not state:
-            self._file(client).unlink(missing_ok=True)
-        else:
+    def save(self, client: int, round: int, state: Record) -> None:
+        """Keep a client's state."""
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_record(self._file(client), state)
+        except OSError as error:
+            raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
+        save_record(self._file(client, round), state, {"client": client, "round": round})
+
+    def retain(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Remove all files but the states of these (client, round)."""
+        keep = {self._file(*key) for key in wanted}
+        if self.folder.is_dir():
+            for file in self.folder.iterdir():
+                if file not in keep:
+                    file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint holds beside tensors."""
+
+    round: int
+    clients: dict[int, int]
+    """The round of each client's newest state."""
+    metrics: dict[str, float]
+    """The round's, without its scores."""
+    data: str
+    """Fingerprint of the images and of who holds them."""
+    logger: str | None
+    """Id of the logger's run."""
+
+
+class Checkpoints:
+    """The checkpoints of a run: one file each, and the clients' states that it names.
+
+    Args:
+        folder: the run folder.
+        keep: how many to keep.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder / "checkpoints", keep
+        self.states = ClientStates(folder / "clients")
+
+    def file(self, round: int) -> Path:
+        """Return the file of a round's checkpoint."""
+        return self.folder / f"{round}.safetensors"
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that have a checkpoint, the newest first."""
+        names = [file.stem for file in self.folder.glob("*.safetensors")]
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+    def save(self, record: Record, about: About) -> None:
+        """Write a checkpoint, then remove what neither it nor those kept beside it need."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
+        save_record(self.file(about.round), record, asdict(about))
+        self.clean(about.round)
+
+    def clean(self, newest: int) -> None:
+        """Remove the files that the kept checkpoints, from one round back, do not need."""
+        kept = [round for round in self.rounds() if round <= newest][: self.keep]
+        wanted: set[tuple[int, int]] = set()
+        for round in kept:
+            try:
+                wanted |= set(_read_about(self.file(round)).clients.items())
+            except StorageError:  # damaged: its states go with it
+                self.file(round).unlink(missing_ok=True)
+        for file in self.folder.iterdir():
+            if file not in map(self.file, kept):
+                file.unlink(missing_ok=True)
+        self.states.retain(wanted)
+
+    def load(self, file: Path) -> tuple[Record, About]:
+        """Read a checkpoint and make sure that every state it names is whole."""
+        record, about = load_record(file)
+        found = _parse_about(file, about)
+        for client, round in found.clients.items():
+            self.states.load(client, round)
+        return record, found
+
+
+def _read_about(file: Path) -> About:
+    """Read what a checkpoint holds beside tensors, and not the tensors."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            return _parse_about(file, json.loads((stored.metadata() or {})[_KEY].partition(" ")[2]))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"Expected a checkpoint but {file} cannot be read: {error}.") from error
+
+
+def _parse_about(file: Path, about: Mapping[str, Any]) -> About:
+    try:
+        return About(
+            round=int(about["round"]),
+            clients={int(client): int(round) for client, round in about["clients"].items()},
+            metrics={str(name): float(value) for name, value in about["metrics"].items()},
+            data=str(about["data"]),
+            logger=None if about["logger"] is None else str(about["logger"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(f"Expected a checkpoint but {file} is something else.") from error

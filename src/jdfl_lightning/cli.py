@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from jdfl_lightning.errors import InputError, Note
+from jdfl_lightning.nursery import nursery
 
 PROGRAM = "jdfl-lightning"
 BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
@@ -19,20 +22,31 @@ BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
 
 def _fit(args: Sequence[str]) -> int:
     """run a federated training and leave a run folder (weights, metrics, curves)"""
-    from rich.console import Console
+    with nursery(spare=True) if _may_use_workers(args) else nullcontext():  # imports while this process does
+        from rich.console import Console
 
-    from jdfl_lightning.config import parse_experiment
-    from jdfl_lightning.display import open_display
-    from jdfl_lightning.experiment import fit
-    from jdfl_lightning.report import run_table
+        from jdfl_lightning.config import parse_experiment
+        from jdfl_lightning.display import open_display
+        from jdfl_lightning.experiment import fit
+        from jdfl_lightning.memory import reuse_memory
+        from jdfl_lightning.report import run_table
 
-    experiment = parse_experiment(f"{PROGRAM} fit", args)
-    console = Console()
-    with open_display(console) as display:
-        run = fit(experiment, display)
+        reuse_memory()
+        experiment = parse_experiment(f"{PROGRAM} fit", args)
+        console = Console()
+        with open_display(console) as display:
+            run = fit(experiment, display)
     console.print(run_table(run))
     console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _may_use_workers(args: Sequence[str]) -> bool:
+    """Guess, before anything is imported that would know, whether clients will train in worker processes."""
+    several = (os.cpu_count() or 1) > 1 and os.environ.get("OMP_NUM_THREADS") != "1"
+    wanted = any(arg.startswith("--backend.workers") for arg in args)
+    other = any("LocalBackend" in arg or arg in ("-h", "--help") for arg in args)
+    return os.name == "posix" and (several or wanted) and not other
 
 
 def _test(args: Sequence[str]) -> int:
@@ -59,9 +73,10 @@ def _test(args: Sequence[str]) -> int:
         scores = test_run(experiment, options.run, display)
     if missing := set(run.domains) ^ set(experiment.data.domain_names):
         raise InputError(f"Expected the domains of the run in --data.root but these differ: {', '.join(missing)}.")
-    rows = {which: {"round": logged["round"]} | scores[which].as_metrics() for which, logged in run.ends.items()}
+    rows = {which: {"round": known["round"]} | scores[which].as_metrics() for which, known in run.ends.items()}
     console.print(accuracy_table("class-only accuracy (%)", rows))
-    differing = [which for which, row in rows.items() if any(run.ends[which][name] != row[name] for name in row)]
+    logged = {which: row for which, row in run.ends.items() if not math.isnan(row["test/acc"])}  # a round was judged
+    differing = [which for which in logged if any(logged[which][name] != rows[which][name] for name in rows[which])]
     if differing:
         print(f"not what metrics.csv says of: {', '.join(differing)}", file=sys.stderr)
         return 1
@@ -150,6 +165,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
+    except OSError as error:  # a disk, a folder or a file that does not do what it should
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return BAD_INPUT
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return INTERRUPTED

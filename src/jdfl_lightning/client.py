@@ -82,7 +82,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     Returns:
         The client's answer and its new state; everything random in it is a function of (seed, round, client).
     """
-    experiment, where = site.experiment, (task.round, task.client)
+    experiment, where = site.experiment, (task.round, task.client, *[task.attempt] * (task.attempt > 0))
     discovering = task.round == DISCOVERY
     if len(site.data.partition.clients[task.client]) == 0:
         raise InputError(
@@ -114,11 +114,6 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
             "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
         )
     weights, buffers = snapshot(module.trainable()), snapshot(module.statistics())
-    if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
-        raise InputError(
-            f"Expected a finite update but client {task.client}'s in round {task.round} is not: lower --lr "
-            f"(now {experiment.lr}) or set --trainer.gradient_clip_val."
-        )
     upload, state = update.report(weights)
     norms = {f"norm/client/{group}": norm(tensors) for group, tensors in state.items()}
     result = FitResult(
@@ -130,6 +125,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
         buffers={} if discovering else buffers,
         upload=upload,
         metrics={"train/loss": update.mean_loss} | norms,
+        keeps_state=bool(state),
     )
     # a Trainer is a knot of references that only the garbage collector unties, some time: let go of what is large in it
     vars(update).clear()

@@ -15,12 +15,14 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
-from jdfl_lightning.backends import Backend, LocalBackend
+from jdfl_lightning.backends import Backend, PoolBackend
+from jdfl_lightning.checkpoint import write_whole
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.discovery import Criterion
 from jdfl_lightning.errors import InputError, require
 from jdfl_lightning.loggers import WandbRounds
 from jdfl_lightning.models import LAYER_SUBSETS
+from jdfl_lightning.privacy import Privacy
 from jdfl_lightning.trainer import TrainerOptions
 
 Supervision = Literal["base", "hard", "graded", "random"]
@@ -47,6 +49,20 @@ class Clustering:
         require(self.max_domains > 0, "--clustering.max_domains", "positive", self.max_domains)
         named = isinstance(self.layers, list) or self.layers in LAYER_SUBSETS
         require(named, "--clustering.layers", "A, B, C or a list of patterns", self.layers)
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """What is kept so that a run can be continued."""
+
+    every: int = 1
+    """Rounds from one checkpoint to the next; the last round always has one."""
+    keep: int = 2
+    """Checkpoints to keep: the newest, and those before it in case that it is damaged."""
+
+    def __post_init__(self) -> None:
+        require(self.every > 0, "--checkpoint.every", "positive", self.every)
+        require(self.keep > 0, "--checkpoint.keep", "positive", self.keep)
 
 
 @dataclass(frozen=True)
@@ -87,20 +103,32 @@ class Experiment:
     """Momentum of local SGD; every fit starts with a fresh optimizer."""
     weight_decay: float = 0.0
     """Weight decay of local SGD."""
+    evaluate_every: int = 1
+    """Rounds from one evaluation to the next; the last round is always evaluated."""
+    max_update_norm: float | None = None
+    """Refuse an update that is longer than this many times the median of its round; null to refuse none."""
+    min_clients: int = 1
+    """Clients whose answers a round needs; with fewer it is void and repeated, with clients drawn anew."""
+    privacy: Privacy = field(default_factory=Privacy)
+    """Client-level differential privacy; off by default."""
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    """What is kept so that a run can be continued."""
     clustering: Clustering = field(default_factory=Clustering)
     """Phase 1: how pseudo-domains are discovered."""
-    backend: Backend = field(default_factory=LocalBackend)
-    """Where clients are trained: LocalBackend."""
+    backend: Backend = field(default_factory=PoolBackend)
+    """Where clients are trained: PoolBackend (in parallel, where that pays) or LocalBackend (one after the other)."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
     logger: WandbRounds | Logger | bool = False
     """false, true for Weights & Biases (WandbRounds), or any Lightning logger; metrics.csv is written in any case."""
     run_dir: str | None = None
     """Folder of the run, new or empty; null for a new one in runs/."""
+    resume: str | None = None
+    """Continue a run: its folder, or a file in its checkpoints/; auto for the newest run of these settings, if any."""
 
     def __post_init__(self) -> None:
         require(self.seed_everything >= 0, "--seed_everything", "0 or more", self.seed_everything)
-        for name in ("rounds", "epochs", "batch_size", "lr"):
+        for name in ("rounds", "epochs", "batch_size", "lr", "evaluate_every"):
             require(getattr(self, name) > 0, f"--{name}", "positive", getattr(self, name))
         require(0 < self.client_fraction <= 1, "--client_fraction", "above 0 and at most 1", self.client_fraction)
         require(0 <= self.momentum < 1, "--momentum", "at least 0 and below 1", self.momentum)
@@ -108,6 +136,19 @@ class Experiment:
         require(self.alpha is None or 0 < self.alpha <= 1, "--alpha", "above 0 and at most 1", self.alpha)
         require(self.tau > 0, "--tau", "positive", self.tau)
         require(0 <= self.phi <= 1, "--phi", "between 0 and 1", self.phi)
+        require(
+            self.max_update_norm is None or self.max_update_norm >= 1,
+            "--max_update_norm",
+            "1 or more",
+            self.max_update_norm,
+        )
+        require(
+            1 <= self.min_clients <= self.clients_per_round,
+            "--min_clients",
+            f"between 1 and the {self.clients_per_round} clients of a round",
+            self.min_clients,
+        )
+        self._check_privacy()
         name = type(self.algorithm).__name__
         sound = self.algorithm.allows_momentum or self.momentum == 0
         require(sound, "--momentum", f"0 with {name}, whose correction it would amplify,", self.momentum)
@@ -118,6 +159,31 @@ class Experiment:
             f"between 1 and the number of clients, {clients},",
             self.num_domains,
         )
+
+    def _check_privacy(self) -> None:
+        """Refuse settings with which the guarantee would be false."""
+        if self.privacy.clip_norm is None:
+            return
+        name = type(self.algorithm).__name__
+        require(
+            type(self.algorithm).aggregate is FedAvg.aggregate,
+            "--algorithm",
+            "one that sends the server nothing but weights to average (FedAvg, FedProx, MOON) with --privacy",
+            name,
+        )
+        require(
+            self.supervision == "base",
+            "--supervision",
+            "base with --privacy, as discovery looks at every client's update,",
+            self.supervision,
+        )
+        require(self.max_update_norm is None, "--max_update_norm", "null with --privacy, which clips,", "a number")
+        require(self.min_clients == 1, "--min_clients", "1 with --privacy, as no round may be void,", self.min_clients)
+
+    @property
+    def clients_per_round(self) -> int:
+        """Participants of a round: the share of the clients, rounded, halves up, and at least one."""
+        return max(1, int(self.client_fraction * self.data.num_clients + 0.5))
 
     @property
     def name(self) -> str:
@@ -140,7 +206,7 @@ def as_dict(value: Any) -> Any:
     >>> as_dict(FedAvg())
     {'class_path': 'jdfl_lightning.algorithms.fedavg.FedAvg', 'init_args': {'weighting': 'samples'}}
     """
-    if isinstance(value, (Experiment, Clustering, TrainerOptions)):
+    if isinstance(value, (Experiment, Clustering, Checkpointing, Privacy, TrainerOptions)):
         return {entry.name: as_dict(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
         return [as_dict(item) for item in value]
@@ -158,8 +224,8 @@ def as_dict(value: Any) -> Any:
 
 def save_config(experiment: Experiment, file: Path) -> None:
     """Write the complete settings; `fit --config` with this file repeats the run."""
-    settings = as_dict(dataclasses.replace(experiment, run_dir=None))
-    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    settings = as_dict(dataclasses.replace(experiment, run_dir=None, resume=None))
+    write_whole(file, yaml.safe_dump(settings, sort_keys=False).encode())
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -184,6 +250,15 @@ def find_config(name: str) -> Path:
     except (OSError, ValueError, yaml.YAMLError) as error:
         problem = str(error)
     raise InputError(f"Expected --config to be a YAML file of settings but {file} is not: {problem}.")
+
+
+def run_of(resume: str) -> Path:
+    """Return the folder of the run that is to be continued: the path itself, or that of the checkpoint in it."""
+    path = Path(resume)
+    folder = path.parent.parent if path.is_file() else path
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"Expected --resume to be the folder of a run or auto but {folder} has no config.yaml.")
+    return folder
 
 
 def _explain(message: str) -> str:
@@ -227,11 +302,15 @@ def _with_config_files(args: Sequence[str]) -> list[str]:
     """Join every option with its value, and replace names of configs by their files."""
     joined: list[str] = []
     for arg in args:
-        if joined and joined[-1] in ("--config", "--algorithm", "--algorithm.class_path"):
+        if joined and joined[-1] in ("--config", "--algorithm", "--algorithm.class_path", "--resume"):
             joined[-1] += f"={arg}"
         else:
             joined.append(arg)
     prefix = "--config="
+    for arg in joined:
+        if arg.startswith("--resume=") and arg not in ("--resume=auto", "--resume=null"):
+            joined.insert(0, f"{prefix}{run_of(arg.removeprefix('--resume=')) / 'config.yaml'}")
+            break
     return [f"{prefix}{find_config(arg.removeprefix(prefix))}" if arg.startswith(prefix) else arg for arg in joined]
 
 
@@ -282,4 +361,7 @@ def parse_experiment(program: str, args: Sequence[str]) -> Experiment:
         raise
     except (ValueError, TypeError, ImportError) as error:  # what a class says that was named in the settings
         raise InputError(str(error)) from error
+    for entry in dataclasses.fields(Experiment):
+        if settings[entry.name] is None and entry.default is not None:
+            raise InputError(f"Expected --{entry.name} to have a value but got null.")
     return Experiment(**{entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -44,10 +45,13 @@ class Display:
 
 def round_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
     """Return a round's numbers in one line."""
-    return (
-        f"round {number}/{total}  acc {100 * metrics['test/acc']:.2f}  best {100 * metrics['test/acc_best']:.2f}  "
-        f"worst domain {100 * metrics['test/acc_worst']:.2f}  loss {metrics['train/loss']:.4f}  left {clock(left)}"
+    accuracy = (
+        "not evaluated"
+        if math.isnan(metrics["test/acc"])
+        else f"acc {100 * metrics['test/acc']:.2f}  best {100 * metrics['test/acc_best']:.2f}  "
+        f"worst domain {100 * metrics['test/acc_worst']:.2f}"
     )
+    return f"round {number}/{total}  {accuracy}  loss {metrics['train/loss']:.4f}  left {clock(left)}"
 
 
 class _TimedDisplay(Display):
@@ -97,6 +101,7 @@ class LiveDisplay(_TimedDisplay):
         )
         self._stage: tuple[str, TaskID] | None = None
         self._rounds: TaskID | None = None
+        self._accuracy = ""
 
     def __enter__(self) -> Display:
         self._bars.start()
@@ -121,8 +126,9 @@ class LiveDisplay(_TimedDisplay):
         if self._rounds is None:
             self._rounds = self._bars.add_task("rounds", total=total, numbers="")
         left = self._time_left(number, total, metrics)
-        numbers = f"acc {100 * metrics['test/acc']:.2f}  best {100 * metrics['test/acc_best']:.2f}  left {clock(left)}"
-        self._bars.update(self._rounds, completed=number, numbers=numbers)
+        if not math.isnan(metrics["test/acc"]):
+            self._accuracy = f"acc {100 * metrics['test/acc']:.2f}  best {100 * metrics['test/acc_best']:.2f}  "
+        self._bars.update(self._rounds, completed=number, numbers=f"{self._accuracy}left {clock(left)}")
 
 
 def open_display(console: Console) -> Display:

@@ -7,6 +7,10 @@ class InputError(ValueError):
     """Something the user gave cannot be used; the message names it and the way out."""
 
 
+class StorageError(InputError):
+    """Something cannot be written or read back: a full disk, a folder without permission, a damaged file."""
+
+
 class Note(UserWarning):
     """Something the user should know; the command goes on."""
 

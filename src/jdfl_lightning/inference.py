@@ -36,7 +36,7 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Whi
                 f"Expected the images of the run but the {which} weights of {folder} know the classes "
                 f"{', '.join(model.class_names)} and --data.root has {', '.join(experiment.data.class_names)}."
             )
-    return {which: evaluate(site, model.weights, model.buffers) for which, model in models.items()}
+    return {which: evaluate(site, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()}
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ class WandbRounds(Logger):
         """W&B's id of the run."""
         return None if self._run is None else self._run.id
 
-    def start(self, folder: Path, default_name: str) -> None:
-        """Open the W&B run; its files go into the folder."""
+    def start(self, folder: Path, default_name: str, run_id: str | None = None) -> None:
+        """Open the W&B run, or go on with one; its files go into the folder."""
         import wandb
 
         settings = wandb.setup().settings
@@ -72,6 +72,8 @@ class WandbRounds(Logger):
             project=self.project,
             entity=self.entity,
             name=self._name or default_name,
+            id=run_id,
+            resume="allow" if run_id else None,
             group=self.group,
             tags=self.tags,
             dir=str(folder.absolute()),  # W&B's service may have another working folder
@@ -92,7 +94,7 @@ class WandbRounds(Logger):
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Log the config."""
         if self._run is not None:
-            self._run.config.update(params if isinstance(params, dict) else vars(params))
+            self._run.config.update(params if isinstance(params, dict) else vars(params), allow_val_change=True)
 
     def log_image(self, key: str, images: list[str], step: int | None = None) -> None:
         """Log picture files."""
@@ -127,15 +129,22 @@ def _why_offline(base_url: str, api_key: str | None) -> str | None:
         return f"{host} cannot be reached ({error})"
 
 
-def open_logger(logger: Logger | bool, folder: Path, name: str) -> Logger | None:
-    """Return the run's logger, ready to log: none, W&B (for ``true``), or a Lightning logger of the user's."""
+def open_logger(logger: Logger | bool, folder: Path, name: str, run_id: str | None = None) -> Logger | None:
+    """Return the run's logger, ready to log: none, W&B (for ``true``), or a Lightning logger of the user's.
+
+    Args:
+        logger: the setting.
+        folder: the run folder.
+        name: a readable name of the run.
+        run_id: W&B's id of the run that is continued.
+    """
     if logger is False:
         return None
     if logger is True:
         logger = WandbRounds()
     if isinstance(logger, WandbRounds):
         try:
-            logger.start(folder, name)
+            logger.start(folder, name, run_id)
         except Exception as error:  # wandb's own, pydantic's, or the operating system's
             raise InputError(f"Expected --logger to start but Weights & Biases refused: {error}") from error
     return logger

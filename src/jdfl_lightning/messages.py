@@ -34,6 +34,10 @@ class FitTask:
     """w_i = N n_i / sum(n), or 1 with uniform weighting."""
     domain: int = 0
     """The client's pseudo-domain z_i."""
+    since: int = 0
+    """The last round whose state of this client the server accepted; 0 if there is none."""
+    attempt: int = 0
+    """Times that the round was void and is repeated; a repetition draws anew."""
     table: Tensor | None = None
     """Weights over pseudo-domains (M, M), a row for each pseudo-domain; none in Phase 1 and for the baseline."""
 
@@ -64,8 +68,20 @@ class FitResult:
     """What the algorithm sends beside the weights."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Plain numbers to log, such as the mean training loss."""
+    keeps_state: bool = False
+    """Whether the client keeps something for its next participation."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors in this message."""
         return num_bytes({"weights": self.weights, "buffers": self.buffers, **self.upload})
+
+
+@dataclass(frozen=True)
+class FitFailure:
+    """What stands for the answer of a client that gave none."""
+
+    client: int
+    """Id of the client."""
+    reason: str
+    """What happened."""

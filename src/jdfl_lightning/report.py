@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,11 @@ def draw_curves(run: Run, file: Path) -> None:
     figure = _new_figure(10, 4)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     rounds = [row["round"] for row in run.rows]
+    evaluated = [row for row in run.rows if not math.isnan(row["test/acc"])]
+    judged = [row["round"] for row in evaluated]
     for domain in run.domains:
-        left.plot(rounds, [100 * row[DOMAIN_PREFIX + domain] for row in run.rows], lw=1, alpha=0.7, label=domain)
-    left.plot(rounds, [100 * row["test/acc"] for row in run.rows], lw=2.2, color="black", label="overall")
+        left.plot(judged, [100 * row[DOMAIN_PREFIX + domain] for row in evaluated], lw=1, alpha=0.7, label=domain)
+    left.plot(judged, [100 * row["test/acc"] for row in evaluated], lw=2.2, color="black", label="overall")
     best = run.best
     left.plot(best["round"], 100 * best["test/acc"], "o", color="black", mfc="white")
     left.annotate(

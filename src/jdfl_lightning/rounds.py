@@ -1,21 +1,26 @@
-"""Phase 3: sample clients, fit them, aggregate, evaluate; one report for each round."""
+"""Phase 3: sample clients, fit them, aggregate, evaluate; a journal is told of every round."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 from torch import Tensor
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client import Site
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.data.base import Progress
-from jdfl_lightning.evaluation import Scores, evaluate
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.evaluation import Evaluation, Scores
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.privacy import private_mean, spent_epsilon
+from jdfl_lightning.screening import screened, without_outliers
 from jdfl_lightning.seeding import numpy_generator
 from jdfl_lightning.tensors import Record, RunningSum, Tensors, norm
+
+_ATTEMPTS = 3
+"""Times that a round is tried before the run ends."""
 
 
 @dataclass(frozen=True)
@@ -26,46 +31,64 @@ class ServerState:
     weights: Tensors
     buffers: Tensors
     record: Record
+    clients: dict[int, int] = field(default_factory=dict)
+    """The round of the newest state of each client that keeps one."""
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a round did."""
+    """What a round did; its scores are NaN if it was not evaluated."""
 
     state: ServerState
     scores: Scores
     metrics: dict[str, float]
 
 
-def sample_clients(num_clients: int, fraction: float, seed: int, round: int) -> list[int]:
-    """Return the participants of a round, sorted: a function of (seed, round).
+class Journal:
+    """Who is told of a run's rounds; this one takes no notice."""
 
-    >>> len(sample_clients(10, 0.5, seed=0, round=3))
+    def step(self, what: str, done: int, total: int) -> None:
+        """A client has answered."""
+
+    def refused(self, round: int, client: int, reason: str) -> None:
+        """A client's answer does not enter a round, or there is none."""
+
+    def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
+        """A round is whole, and not yet judged."""
+
+    def evaluated(self, report: RoundReport) -> None:
+        """A round has been judged, or never will be; rounds come in order."""
+
+
+def sample_clients(num_clients: int, count: int, seed: int, round: int, attempt: int = 0) -> list[int]:
+    """Return the participants of a round, sorted: a function of (seed, round), and of the attempt if it is repeated.
+
+    >>> len(sample_clients(10, 5, seed=0, round=3))
     5
     """
-    count = max(1, round_half_up(fraction * num_clients))
-    return sorted(numpy_generator(seed, "sample", round).choice(num_clients, count, replace=False).tolist())
-
-
-def round_half_up(value: float) -> int:
-    """Round to the nearest whole number, halves up (Python's own rounds 2.5 down).
-
-    >>> round_half_up(2.5), round_half_up(2.4)
-    (3, 2)
-    """
-    return int(value + 0.5)
+    generator = numpy_generator(seed, "sample", round, *[attempt] * (attempt > 0))
+    return sorted(generator.choice(num_clients, count, replace=False).tolist())
 
 
 class _Tally:
     """Passes results on one by one, and adds up what the round reports of them."""
 
-    def __init__(self, name: str, total: int, progress: Progress) -> None:
-        self.name, self.total, self.progress = name, total, progress
-        self.clients = self.bytes = self.examples = 0
+    def __init__(self, name: str, total: int, journal: Journal) -> None:
+        self.name, self.total, self.journal = name, total, journal
+        self.answered = self.clients = self.bytes = self.examples = 0
         self.metrics: dict[str, float] = {}
         self.buffers = RunningSum()
+        self.keeps: dict[int, bool] = {}
+
+    def count(self, results: Iterator[FitResult | FitFailure]) -> Iterator[FitResult | FitFailure]:
+        """Move the display as clients answer."""
+        for result in results:
+            self.answered += 1
+            self.journal.step(self.name, self.answered, self.total)
+            yield result
 
     def watch(self, results: Iterator[FitResult]) -> Iterator[FitResult]:
+        """Take down what enters the round."""
         for result in results:
             self.clients += 1
             self.bytes += result.num_bytes
@@ -73,36 +96,59 @@ class _Tally:
             for name, value in result.metrics.items():
                 self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
             self.buffers.add(result.buffers, result.num_examples)
-            self.progress(self.name, self.clients, self.total)
+            self.keeps[result.client] = result.keeps_state
             yield result
 
 
 def run_rounds(
     experiment: Experiment,
     runner: Runner,
-    site: Site,
     state: ServerState,
     assignments: list[int],
     table: Tensor | None,
-    progress: Progress,
-) -> Iterator[RoundReport]:
+    journal: Journal,
+    noise_key: int = 0,
+) -> None:
     """Run the rounds that are left after a state.
 
     Args:
         experiment: the run's settings.
         runner: an open backend.
-        site: where the server evaluates.
         state: where to go on.
         assignments: z_i, the pseudo-domain of each client.
         table: weights over pseudo-domains; none for the baseline.
-        progress: called as clients answer.
+        journal: is told of every round.
+        noise_key: secret of a private run.
     """
-    algorithm, seed = experiment.algorithm, experiment.seed_everything
+    for number in range(state.round + 1, experiment.rounds + 1):
+        state, metrics = _run_round(experiment, runner, state, number, assignments, table, journal, noise_key)
+        journal.aggregated(state, metrics)
+        judge(experiment, runner, state, metrics, journal)
+    runner.finish()
+
+
+def _run_round(
+    experiment: Experiment,
+    runner: Runner,
+    state: ServerState,
+    number: int,
+    assignments: list[int],
+    table: Tensor | None,
+    journal: Journal,
+    noise_key: int,
+) -> tuple[ServerState, dict[str, float]]:
+    """Run a round; one that too few clients answer is void and repeated, with clients drawn anew."""
+    algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
     sizes = [len(images) for images in experiment.data.partition.clients]
     num_clients, num_examples = len(sizes), sum(sizes)
-    for number in range(state.round + 1, experiment.rounds + 1):
-        start = time.perf_counter()
-        broadcast = algorithm.broadcast(state.record)
+    broadcast = algorithm.broadcast(state.record)
+    refused: dict[int, str] = {}
+
+    def refuse(client: int, reason: str) -> None:
+        refused[client] = reason
+        journal.refused(number, client, reason)
+
+    for attempt in range(_ATTEMPTS):
         tasks = [
             FitTask(
                 client=client,
@@ -114,29 +160,73 @@ def run_rounds(
                 rounds=experiment.rounds,
                 weight=num_clients * sizes[client] / num_examples if algorithm.weighting == "samples" else 1.0,
                 domain=assignments[client],
+                since=state.clients.get(client, 0),
+                attempt=attempt,
                 table=table,
             )
-            for client in sample_clients(num_clients, experiment.client_fraction, seed, number)
+            for client in sample_clients(num_clients, experiment.clients_per_round, seed, number, attempt)
         ]
-        tally = _Tally(f"round {number}", len(tasks), progress)
-        weights, record = algorithm.aggregate(state.weights, state.record, tally.watch(runner(tasks)), num_clients)
-        state = ServerState(number, weights, tally.buffers.mean(), record)
-        fitted = time.perf_counter()
-        scores = evaluate(site, state.weights, state.buffers)
-        metrics = {
-            **{name: total / tally.examples for name, total in tally.metrics.items()},
-            **{f"norm/server/{group}": norm(tensors) for group, tensors in record.items()},
-            **_other_scores(experiment, site, state),
-            "clients": tally.clients,
-            "bytes/down": sum(task.num_bytes for task in tasks),
-            "bytes/up": tally.bytes,
-            "time/fit": fitted - start,
-            "time/evaluate": time.perf_counter() - fitted,
-        }
-        yield RoundReport(state, scores, metrics)
+        refused.clear()
+        tally = _Tally(f"round {number}", len(tasks), journal)
+        results = screened(tally.count(runner.fit(tasks)), state.weights, state.buffers, refuse)
+        if experiment.max_update_norm is not None:
+            results = without_outliers(results, state.weights, experiment.max_update_norm, refuse)
+        results = tally.watch(results)
+        if experiment.privacy.clip_norm is not None:  # never void: nobody may decide who else counts
+            weights = private_mean(state.weights, results, len(tasks), experiment.privacy, noise_key, number)
+            record = state.record
+            break
+        first = next(results, None)
+        if first is None:
+            continue
+        weights, record = algorithm.aggregate(state.weights, state.record, chain([first], results), num_clients)
+        if tally.clients >= experiment.min_clients:
+            break
+    else:
+        client, reason = next(iter(refused.items()))
+        raise InputError(
+            f"Expected at least {experiment.min_clients} of {len(tasks)} clients to answer in round {number} but "
+            f"{_ATTEMPTS} attempts were void. Client {client}: {(reason.splitlines() or ['?'])[-1]}"
+        ) from RuntimeError(reason)
+    runner.finish()  # at most one round waits for its scores
+    clients = {client: since for client, since in state.clients.items() if tally.keeps.get(client, True)}
+    clients |= {client: number for client, keeps in tally.keeps.items() if keeps}
+    metrics = {
+        "train/loss": float("nan"),
+        **{name: total / tally.examples for name, total in tally.metrics.items()},
+        **{f"norm/server/{group}": norm(tensors) for group, tensors in record.items()},
+        **_spent(experiment, number),
+        "clients": tally.clients,
+        "refused": len(refused),
+        "bytes/down": sum(task.num_bytes for task in tasks),
+        "bytes/up": tally.bytes,
+        "time/fit": time.perf_counter() - start,
+    }
+    buffers = tally.buffers.mean() if tally.clients else state.buffers
+    return ServerState(number, weights, buffers, record, clients), metrics
 
 
-def _other_scores(experiment: Experiment, site: Site, state: ServerState) -> dict[str, float]:
-    """Evaluate the models beside the server's that an algorithm names, such as the participants' mean."""
+def _spent(experiment: Experiment, rounds: int) -> dict[str, float]:
+    """Return the privacy budget that is spent after some rounds, if there is one."""
+    if experiment.privacy.clip_norm is None:
+        return {}
+    clients, per_round = experiment.data.num_clients, experiment.clients_per_round
+    return {"privacy/epsilon": spent_epsilon(experiment.privacy, clients, per_round, rounds)}
+
+
+def judge(
+    experiment: Experiment, runner: Runner, state: ServerState, metrics: dict[str, float], journal: Journal
+) -> None:
+    """Have a round's model evaluated, and those beside it that the algorithm names, if it is the round's turn."""
+    if state.round % experiment.evaluate_every and state.round != experiment.rounds:
+        scores = Scores.unknown(experiment.data.domain_names)
+        journal.evaluated(RoundReport(state, scores, metrics | {"time/evaluate": 0.0}))
+        return
     others = experiment.algorithm.other_models(state.weights, state.record)
-    return {f"test/acc_of_{name}": evaluate(site, model, state.buffers).overall for name, model in others.items()}
+
+    def tell(outcome: Evaluation) -> None:
+        beside = {f"test/acc_of_{name}": outcome.scores[name].overall for name in others}
+        report = RoundReport(state, outcome.scores[""], beside | metrics | {"time/evaluate": outcome.seconds})
+        journal.evaluated(report)
+
+    runner.evaluate({"": state.weights, **others}, state.buffers, tell)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,11 +15,13 @@ from typing import Any, Literal
 
 import yaml
 
-from jdfl_lightning.checkpoint import load_record, save_record
+from jdfl_lightning.checkpoint import load_record, save_record, write_whole
 from jdfl_lightning.discovery import PseudoDomains
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import InputError, StorageError
 from jdfl_lightning.tensors import Tensors
 
+RUNS = "runs"
+"""Where new run folders are made."""
 CONFIG, METRICS, CURVES = "config.yaml", "metrics.csv", "curves.png"
 DISCOVERY, DISCOVERY_FIGURE, CENTROIDS = "discovery.json", "discovery.png", "discovery.safetensors"
 DOMAIN_PREFIX = "test/acc/"
@@ -27,8 +32,8 @@ Which = Literal["best", "last"]
 
 def make_run_folder(run_dir: str | None, name: str) -> Path:
     """Make the folder of a run, by default a new one in ``runs``; one that holds something is never touched."""
-    folder = Path(run_dir) if run_dir else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    if run_dir and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    folder = Path(run_dir) if run_dir else Path(RUNS) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    if run_dir and folder.exists() and (not folder.is_dir() or any(not _is_aside(file) for file in folder.iterdir())):
         raise InputError(f"Expected --run_dir to be new or empty but {folder} exists: choose another, or remove it.")
     try:
         while True:
@@ -41,29 +46,125 @@ def make_run_folder(run_dir: str | None, name: str) -> Path:
         raise InputError(f"Expected --run_dir to be writable but got {folder}: {error}.") from error
 
 
+def _is_aside(file: Path) -> bool:
+    """Return whether a file is what a kill in the middle of writing leaves."""
+    return file.name.startswith(".") and file.name.endswith(".tmp")
+
+
+class RunLock:
+    """Keeps a second process from going on with a run; the system lets go of it when this process ends."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Let go."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def lock_run(folder: Path) -> RunLock:
+    """Lock a run folder, where the system can; raise an `InputError` if another process has."""
+    if os.name != "posix":
+        return RunLock(None)
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.") from error
+    except OSError:  # a file system without locks
+        pass
+    return RunLock(descriptor)
+
+
 def append_metrics(folder: Path, row: Mapping[str, float]) -> None:
     """Add a round's row to ``metrics.csv``; a column that is new is NaN in the rows before."""
-    file = folder / METRICS
-    before: list[dict[str, Any]] = []
-    if file.exists():
-        with file.open(newline="") as lines:
-            before = list(csv.DictReader(lines))
-    columns = list(before[0]) if before else []
-    added = [name for name in row if name not in columns]
-    with file.open("w" if added else "a", newline="") as out:
-        writer = csv.DictWriter(out, columns + added, restval="nan", lineterminator="\n")
-        if added:
-            writer.writeheader()
-            writer.writerows(before)
-        writer.writerow(row)
+    write_metrics(folder, [*_read_rows(folder), row])
 
 
-def save_discovery(folder: Path, found: PseudoDomains, true_domains: list[str]) -> dict[str, Any]:
-    """Write ``discovery.json`` and the centroids beside it; return what was written."""
-    record = found.as_json(true_domains) | {"centroids": CENTROIDS}
+def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``metrics.csv`` whole; a column that a row has not is NaN in it."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, restval="nan", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(folder / METRICS, out.getvalue().encode())
+
+
+def _read_rows(folder: Path) -> list[dict[str, Any]]:
+    if not (folder / METRICS).exists():
+        return []
+    try:
+        with (folder / METRICS).open(newline="") as lines:
+            return list(csv.DictReader(lines))
+    except (OSError, ValueError, csv.Error) as error:
+        raise StorageError(f"Expected a table but {folder / METRICS} cannot be read: {error}.") from error
+
+
+def _number(folder: Path, row: Mapping[str, Any], column: str) -> float:
+    try:
+        return float(row[column])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"Expected a number for {column} in every row of {folder / METRICS}.") from error
+
+
+def last_round(folder: Path) -> float:
+    """Return the last round in ``metrics.csv``; 0 if it has none."""
+    return max((_number(folder, row, "round") for row in _read_rows(folder)), default=0)
+
+
+def forget_rounds(folder: Path, after: int) -> float:
+    """Remove the rows of rounds after one from ``metrics.csv``; return the best accuracy of those that stay."""
+    rows = _read_rows(folder)
+    stay = [row for row in rows if _number(folder, row, "round") <= after]
+    if len(stay) < len(rows):
+        if stay:
+            write_metrics(folder, stay)
+        else:
+            (folder / METRICS).unlink()
+    judged = [_number(folder, row, "test/acc") for row in stay]
+    return max((accuracy for accuracy in judged if not math.isnan(accuracy)), default=float("-inf"))
+
+
+def save_discovery(folder: Path, found: PseudoDomains, true_domains: list[str], data: str) -> dict[str, Any]:
+    """Write ``discovery.json`` and the centroids beside it; return what was written.
+
+    Args:
+        folder: the run folder.
+        found: the pseudo-domains.
+        true_domains: the true domain of each client.
+        data: fingerprint of the images.
+    """
+    record = found.as_json(true_domains) | {"centroids": CENTROIDS, "data": data}
     save_record(folder / CENTROIDS, {"centroids": {"mu": found.centroids}})
-    (folder / DISCOVERY).write_text(json.dumps(record, indent=1))
+    write_whole(folder / DISCOVERY, json.dumps(record, indent=1).encode())
     return record
+
+
+def load_discovery(folder: Path, data: str) -> PseudoDomains | None:
+    """Read the pseudo-domains of a run; nothing if it ended before they were known, or if they are of other images."""
+    file = folder / DISCOVERY
+    if not file.exists():
+        return None
+    record = load_record(folder / CENTROIDS)[0]
+    try:
+        found = json.loads(file.read_text())
+        if found["data"] != data:
+            return None
+        return PseudoDomains(
+            assignments=[int(domain) for domain in found["assignments"]],
+            centroids=record["centroids"]["mu"],
+            criterion=found["criterion"],
+            inertias={int(m): float(value) for m, value in found["inertias"].items()},
+            silhouettes={int(m): float(value) for m, value in found["silhouettes"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"Expected the pseudo-domains of a run but {file} cannot be read: {error}.") from error
 
 
 @dataclass(frozen=True)
@@ -80,15 +181,15 @@ class SavedModel:
         """Write the model as the run's best or last one."""
         about = {"backbone": self.backbone, "size": self.size, "class_names": self.class_names}
         record = {"weights": self.weights, "buffers": self.buffers}
-        save_record(folder / f"{which}.safetensors", record, {"jdfl": json.dumps(about)})
+        save_record(folder / f"{which}.safetensors", record, about)
 
 
 def load_model(folder: Path, which: Which) -> SavedModel:
     """Read a run's best or last model."""
     file = folder / f"{which}.safetensors"
-    record, metadata = load_record(file)
+    record, about = load_record(file)
     try:
-        return SavedModel(record["weights"], record.get("buffers", {}), **json.loads(metadata["jdfl"]))
+        return SavedModel(record["weights"], record.get("buffers", {}), **about)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"Expected the weights of a run but {file} is something else.") from error
 
@@ -112,8 +213,8 @@ class Run:
 
     @property
     def best(self) -> dict[str, float]:
-        """The row of the best round: the first with the highest accuracy."""
-        return max(self.rows, key=lambda row: row["test/acc"])
+        """The row of the best round: the first with the highest accuracy of those that were evaluated."""
+        return max(self.rows, key=lambda row: -1.0 if math.isnan(row["test/acc"]) else row["test/acc"])
 
     @property
     def last(self) -> dict[str, float]:
@@ -130,8 +231,8 @@ def read_run(folder: Path) -> Run:
     """Read a run folder; what is missing or damaged is named in the error."""
     try:
         config = yaml.safe_load((folder / CONFIG).read_text())
-        with (folder / METRICS).open(newline="") as lines:
-            rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(lines)]
+        (folder / METRICS).stat()  # has to be there
+        rows = [{name: float(value) for name, value in row.items()} for row in _read_rows(folder)]
         found = folder / DISCOVERY
         discovery = json.loads(found.read_text()) if found.exists() else None
     except FileNotFoundError as error:

@@ -35,6 +35,7 @@ def numpy_generator(seed: int, *keys: str | int) -> np.random.Generator:
 @contextmanager
 def isolated_randomness(seed: int, *keys: str | int) -> Iterator[None]:
     """Seed torch's global generators for the block (initialisation, dropout) and give them back untouched."""
-    with torch.random.fork_rng():
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
         torch.manual_seed(derive_seed(seed, *keys))
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -68,13 +69,13 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], alpha: float = 1.0) ->
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
-    """Return the Euclidean norm of all floating-point tensors together.
+    """Return the Euclidean norm of all floating-point tensors together, in double precision: finite if they are.
 
     >>> norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     5.0
     """
-    squares = [(tensor.double() ** 2).sum() for tensor in tensors.values() if tensor.is_floating_point()]
-    return float(sum(squares) ** 0.5)
+    floats = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in floats))
 
 
 def place(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
@@ -111,7 +112,7 @@ class RunningSum:
             }
         self.weight += weight
         for name, accumulator in self._sums.items():
-            accumulator.add_(tensors[name].double(), alpha=weight)
+            accumulator.add_(tensors[name], alpha=weight)  # in double precision, without a copy
 
     def result(self, scale: float = 1.0) -> Tensors:
         """Return the sum times a factor; integer tensors have no sum and are those first added."""

@@ -7,6 +7,18 @@ from jdfl_lightning.algorithms.feddyn import FedDyn
 from jdfl_lightning.algorithms.fedproc import FedProc
 from jdfl_lightning.algorithms.fedprox import FedProx
 from jdfl_lightning.algorithms.moon import MOON
+from jdfl_lightning.algorithms.robust import RobustFedAvg
 from jdfl_lightning.algorithms.scaffold import SCAFFOLD
 
-__all__ = ["MOON", "SCAFFOLD", "Algorithm", "FedAvg", "FedDC", "FedDyn", "FedProc", "FedProx", "LocalUpdate"]
+__all__ = [
+    "MOON",
+    "SCAFFOLD",
+    "Algorithm",
+    "FedAvg",
+    "FedDC",
+    "FedDyn",
+    "FedProc",
+    "FedProx",
+    "LocalUpdate",
+    "RobustFedAvg",
+]

@@ -97,6 +97,8 @@ class Algorithm(ABC):
 
     allows_momentum: ClassVar[bool] = True
     """Whether local momentum is sound with this algorithm's corrections."""
+    has_schedule: ClassVar[bool] = False
+    """Whether a round depends on how many there will be, so that a run cannot be made longer afterwards."""
 
     def init_server(self, weights: Tensors) -> Record:
         """Return the server's record before the first round."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import lightning.pytorch as pl
 import torch
@@ -39,6 +39,8 @@ def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, label
 @dataclass(frozen=True)
 class FedProc(FedAvg):
     """Loss a_t * task + (1 - a_t) * contrast with a_t = min(t / T, 1); the first round is the task alone."""
+
+    has_schedule: ClassVar[bool] = True
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
         """Return the client half for one fit."""

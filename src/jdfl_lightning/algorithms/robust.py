@@ -1,0 +1,45 @@
+"""RobustFedAvg: a mean that a few bad models cannot move (Yin et al., 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from jdfl_lightning.algorithms.fedavg import FedAvg
+from jdfl_lightning.errors import require
+from jdfl_lightning.messages import FitResult
+from jdfl_lightning.tensors import Record, Tensors
+
+
+@dataclass(frozen=True)
+class RobustFedAvg(FedAvg):
+    """theta <- coordinate-wise median, or mean without the extremes, of the participants; every one counts the same.
+
+    The server holds all models of a round: there is no median of a running sum.
+    """
+
+    rule: Literal["median", "trimmed_mean"] = "median"
+    """median, or trimmed_mean: the mean without the smallest and the largest values of each coordinate."""
+    trim: float = 0.1
+    """Share of the participants that trimmed_mean leaves out at either end, in [0, 0.5); of 3 or more at least one."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.trim < 0.5, "--algorithm.trim", "at least 0 and below 0.5", self.trim)
+
+    def aggregate(
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+    ) -> tuple[Tensors, Record]:
+        """Take the middle of every coordinate."""
+        models = [result.weights for result in results]
+        return {name: self._middle(torch.stack([model[name] for model in models])) for name in weights}, server
+
+    def _middle(self, values: Tensor) -> Tensor:
+        ordered, count = values.sort(dim=0).values, len(values)
+        middle = (count - 1) // 2
+        least = min(1, middle) if self.trim else 0
+        cut = middle if self.rule == "median" else max(least, int(self.trim * count + 1e-9))
+        return ordered[cut : count - cut].double().mean(dim=0).to(values.dtype)

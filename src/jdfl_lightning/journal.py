@@ -1,0 +1,86 @@
+"""RunJournal: what is kept of a run while it goes on: checkpoints, metrics, best and last weights, log, display."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from lightning.pytorch.loggers import Logger
+
+from jdfl_lightning.checkpoint import About, Checkpoints
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.display import Display
+from jdfl_lightning.resume import as_record
+from jdfl_lightning.rounds import Journal, RoundReport, ServerState
+from jdfl_lightning.run_folder import SavedModel, append_metrics
+
+
+class RunJournal(Journal):
+    """Writes a run folder, feeds a logger and moves the display.
+
+    Args:
+        experiment: the run's settings.
+        folder: the run folder.
+        data: fingerprint of the images.
+        logger: gets every round's metrics.
+        display: shows them.
+        best: accuracy of the best round so far.
+        check: is called where a run can be interrupted.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        data: str,
+        logger: Logger | None,
+        display: Display,
+        best: float,
+        check: Callable[[], None],
+    ) -> None:
+        self.experiment, self.folder, self.data = experiment, folder, data
+        self.logger, self.display, self.best, self.check = logger, display, best, check
+        self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
+        self._unsaved: tuple[ServerState, dict[str, float]] | None = None
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Move the display; stop here if that was asked for."""
+        self.display.step(what, done, total)
+        self.check()
+
+    def refused(self, round: int, client: int, reason: str) -> None:
+        """Say who does not enter the round, and why."""
+        self.display.say(f"round {round}: client {client} does not count: {reason}")
+
+    def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
+        """Write a checkpoint, if it is the round's turn."""
+        self._unsaved = state, metrics
+        if state.round % self.experiment.checkpoint.every == 0 or state.round == self.experiment.rounds:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of the last whole round, unless it has one."""
+        if self._unsaved is not None:
+            state, metrics = self._unsaved
+            logger = None if self.logger is None or self.logger.version is None else str(self.logger.version)
+            self._checkpoints.save(as_record(state), About(state.round, state.clients, metrics, self.data, logger))
+            self._unsaved = None
+
+    def evaluated(self, report: RoundReport) -> None:
+        """Write, log and show a round's metrics; keep its weights as the last ones and, if so, as the best."""
+        improved = report.scores.overall > self.best
+        if improved:
+            self.best = report.scores.overall
+        best = self.best if math.isfinite(self.best) else float("nan")
+        metrics = report.scores.as_metrics() | {"test/acc_best": best} | report.metrics
+        number, state, data = report.state.round, report.state, self.experiment.data
+        model = SavedModel(state.weights, state.buffers, self.experiment.backbone, data.size, list(data.class_names))
+        if improved:
+            self.save()  # else a run that goes on from an earlier checkpoint would find a best that it never had
+            model.save(self.folder, "best")
+        model.save(self.folder, "last")
+        append_metrics(self.folder, {"round": number} | metrics)
+        if self.logger is not None:
+            self.logger.log_metrics({n: value for n, value in metrics.items() if not math.isnan(value)}, step=number)
+        self.display.round(number, self.experiment.rounds, metrics)

@@ -1,0 +1,168 @@
+"""Continuing a run: which one, whether it is still the same, and what it had reached."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jdfl_lightning.checkpoint import About, Checkpoints
+from jdfl_lightning.config import Experiment, as_dict, run_of
+from jdfl_lightning.data import DomainDataModule
+from jdfl_lightning.errors import InputError, StorageError, require
+from jdfl_lightning.rounds import ServerState
+from jdfl_lightning.run_folder import CONFIG, RUNS, last_round
+from jdfl_lightning.tensors import Record
+
+_FREE = (
+    "rounds",
+    "evaluate_every",
+    "checkpoint",
+    "backend",
+    "logger",
+    "presets",
+    "run_dir",
+    "resume",
+    "trainer.accelerator",
+    "trainer.devices",
+    "data.init_args.root",
+)
+"""Settings that may change: they do not alter the rounds that are over. The images may have moved, not changed."""
+
+
+def fingerprint(data: DomainDataModule) -> str:
+    """Return a checksum of the labels, of who holds which image, and of images picked evenly."""
+    digest = hashlib.blake2b(digest_size=16)
+    for indices in (data.labels, data.domains, *data.partition.clients, *data.partition.test):
+        digest.update(f"{len(indices)} ".encode() + indices.numpy().tobytes())
+    picked = data.images[:: max(1, len(data.images) // 200)]
+    digest.update(f"{tuple(data.images.shape)} ".encode() + picked.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(settings, dict) and settings:
+        for key, value in settings.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, settings
+
+
+def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a continued run must share, by their dotted names."""
+    free = tuple(f"{name}." for name in _FREE)
+    return {key: value for key, value in _flat(settings) if not f"{key}.".startswith(free)}
+
+
+def _saved_settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load((folder / CONFIG).read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} cannot be read: {error}.") from error
+    if not isinstance(settings, dict):
+        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} holds none.")
+    return settings
+
+
+def check_same(experiment: Experiment, folder: Path) -> None:
+    """Raise an `InputError` that names what would alter the rounds that are over."""
+    saved, now = _saved_settings(folder), as_dict(experiment)
+    before, after = _fixed(saved), _fixed(now)
+    for key in [*before, *after]:
+        if before.get(key, ...) != after.get(key, ...):
+            old, new = (settings.get(key, "not set") for settings in (before, after))
+            flag = key.replace(".init_args.", ".").removesuffix(".class_path")
+            raise InputError(
+                f"Expected --{flag} to be {old!r} as in {folder} but got {new!r}: the rounds that are over would have "
+                "been others. Leave it out, or start a new run."
+            )
+    rounds = saved.get("rounds")
+    if experiment.rounds != rounds and (experiment.algorithm.has_schedule or experiment.rounds < (rounds or 0)):
+        why = "its rounds follow a schedule" if experiment.algorithm.has_schedule else "rounds can only be added"
+        raise InputError(f"Expected --rounds to be {rounds} as in {folder} but got {experiment.rounds}: {why}.")
+
+
+def find_run(experiment: Experiment) -> Path | None:
+    """Return the folder of the run to continue, which has the same settings; nothing if a new one is to begin."""
+    if experiment.resume is None:
+        return None
+    if experiment.resume != "auto":
+        require(experiment.run_dir is None, "--run_dir", "left out with --resume, which names it,", experiment.run_dir)
+        folder = run_of(experiment.resume)
+        check_same(experiment, folder)
+        return folder
+    if experiment.run_dir is not None:
+        folder = Path(experiment.run_dir)
+        if not (folder / CONFIG).is_file():
+            return None
+        check_same(experiment, folder)
+        return folder
+    wanted = _fixed(as_dict(experiment))
+    for folder in sorted(Path(RUNS).glob("*/"), key=lambda folder: folder.name, reverse=True):
+        if (folder / CONFIG).is_file() and _fixed(_saved_settings(folder)) == wanted:
+            check_same(experiment, folder)
+            return folder
+    return None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where a run was when it ended."""
+
+    state: ServerState
+    metrics: dict[str, float]
+    """The last round's, without its scores."""
+    about: About
+
+
+def as_record(state: ServerState) -> Record:
+    """Return the server's tensors as one record."""
+    server = {f"server.{group}": tensors for group, tensors in state.record.items()}
+    return {"weights": state.weights, "buffers": state.buffers, **server}
+
+
+def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | None:
+    """Read the checkpoint to go on from; nothing if the run has none, as it ended before its first round.
+
+    Args:
+        experiment: its `resume` may name a checkpoint other than the newest.
+        folder: the run folder.
+        data: fingerprint of the images.
+    """
+    checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
+    rounds = checkpoints.rounds()
+    named = Path(experiment.resume or "")
+    file = named if named.is_file() else checkpoints.file(rounds[0]) if rounds else None
+    if file is None:
+        every = _saved_settings(folder).get("checkpoint", {}).get("every", 1)
+        if last_round(folder) >= every:
+            raise StorageError(f"Expected a checkpoint but {checkpoints.folder} has none: the run cannot be continued.")
+        return None
+    try:
+        record, about = checkpoints.load(file)
+        if {"weights"} - set(record):
+            raise StorageError(f"Expected a checkpoint but {file} holds no weights.")
+    except StorageError as error:
+        raise StorageError(f"{error} {_offer(checkpoints, file)}") from error
+    if about.data != data:
+        raise InputError(f"Expected --data to give the images of the run {folder} but they, or their split, differ.")
+    server = {group.removeprefix("server."): record[group] for group in record if group.startswith("server.")}
+    state = ServerState(about.round, record["weights"], record.get("buffers", {}), server, about.clients)
+    return Reached(state, about.metrics, about)
+
+
+def _offer(checkpoints: Checkpoints, damaged: Path) -> str:
+    """Name the newest checkpoint that is whole, if there is one."""
+    for round in checkpoints.rounds():
+        file = checkpoints.file(round)
+        if file != damaged:
+            try:
+                checkpoints.load(file)
+                return f"The one of round {round} is whole: go on with --resume {file}"
+            except StorageError:
+                continue
+    return "No other checkpoint is whole: start a new run."

@@ -1,0 +1,492 @@
+"""A run can be killed at any moment, and goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import contents, digits, experiment
+from jdfl_lightning import Experiment, PoolBackend, algorithms, fit
+from jdfl_lightning.checkpoint import ClientStates, load_record, save_record, write_whole
+from jdfl_lightning.cli import main
+from jdfl_lightning.config import Checkpointing, as_dict
+from jdfl_lightning.display import Display
+from jdfl_lightning.errors import InputError, StorageError
+from jdfl_lightning.inference import test_run as run_again
+from jdfl_lightning.loggers import WandbRounds
+from jdfl_lightning.resume import fingerprint
+from jdfl_lightning.run_folder import lock_run, read_run
+
+STATEFUL = ["FedAvg", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON"]
+
+
+class CutError(Exception):
+    """A run that ends in the middle."""
+
+
+class CutAt(Display):
+    """Ends a run when so many clients have answered."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def step(self, what: str, done: int, total: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise CutError
+
+
+def interrupted(after: int, **changes: Any) -> None:
+    """Run until so many clients have answered, then continue to the end."""
+    with pytest.raises(CutError):
+        fit(experiment(run_dir="cut", **changes), CutAt(after))
+    fit(experiment(resume="cut", **changes))
+
+
+@pytest.mark.parametrize("supervision", ["base", "graded", "random"])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_continued_is_uninterrupted(name: str, supervision: str) -> None:
+    """To the bit: weights, client states, server record, metrics, best round."""
+    algorithm = getattr(algorithms, name)()
+    changes = {"algorithm": algorithm, "supervision": supervision, "rounds": 4, "client_fraction": 0.5}
+    fit(experiment(run_dir="whole", **changes))
+    interrupted(after=5 if supervision == "base" else 9, **changes)
+    assert contents("cut") == contents("whole")
+
+
+@pytest.mark.parametrize("after", [0, 2, 4, 5, 7, 11])
+def test_wherever_it_was_cut(after: int) -> None:
+    """In discovery (4 clients), between rounds, in the last round; with a checkpoint in every second round."""
+    changes: dict[str, Any] = {
+        "algorithm": algorithms.SCAFFOLD(),
+        "rounds": 4,
+        "client_fraction": 0.5,
+        "checkpoint": Checkpointing(every=2, keep=1),
+        "evaluate_every": 3,
+    }
+    fit(experiment(run_dir="whole", **changes))
+    interrupted(after, **changes)
+    assert contents("cut") == contents("whole")
+    assert sorted(file.name for file in Path("cut/checkpoints").iterdir()) == ["4.safetensors"]
+
+
+@pytest.mark.usefixtures("_imported_once")
+def test_continued_in_a_pool() -> None:
+    """Also where a round's evaluation goes on beside the next round's fits."""
+    changes = {"algorithm": algorithms.SCAFFOLD(), "rounds": 3, "supervision": "base"}
+    fit(experiment(run_dir="whole", **changes))
+    pool = PoolBackend(workers=2, threads=1)
+    with pytest.raises(CutError):
+        fit(experiment(run_dir="cut", backend=pool, **changes), CutAt(6))
+    fit(experiment(resume="cut", backend=pool, **changes))
+    ours, theirs = contents("cut"), contents("whole")
+    assert ours.pop("config.yaml") != theirs.pop("config.yaml")  # another backend
+    assert ours == theirs
+
+
+def test_more_rounds_can_be_added() -> None:
+    fit(experiment(run_dir="whole", rounds=4))
+    fit(experiment(run_dir="cut", rounds=2))
+    run = fit(experiment(resume="cut", rounds=4))
+    assert len(run.rows) == 4
+    assert contents("cut") == contents("whole")
+    assert fit(experiment(resume="cut", rounds=4)).rows == run.rows  # finished: nothing is left to do
+    with pytest.raises(InputError, match=r"--rounds to be 4 .* rounds can only be added"):
+        fit(experiment(resume="cut", rounds=3))
+
+
+def test_a_schedule_forbids_more_rounds() -> None:
+    fit(experiment(run_dir="cut", rounds=2, algorithm=algorithms.FedProc()))
+    with pytest.raises(InputError, match=r"--rounds to be 2 .* schedule"):
+        fit(experiment(resume="cut", rounds=3, algorithm=algorithms.FedProc()))
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"seed_everything": 1}, "--seed_everything"),
+        ({"data": digits(5)}, "--data.num_clients"),
+        ({"algorithm": algorithms.SCAFFOLD()}, "--algorithm"),
+        ({"algorithm": algorithms.FedAvg(weighting="uniform")}, "--algorithm.weighting"),
+        ({"num_domains": 2}, "--num_domains"),
+        ({"lr": 0.1}, "--lr"),
+        ({"clustering": {"epochs": 1}}, "--clustering.epochs"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_change_of_the_past_is_refused(change: dict[str, Any], flag: str) -> None:
+    fit(experiment(run_dir="cut", rounds=1))
+    before = contents("cut")
+    if "clustering" in change:
+        from jdfl_lightning import Clustering
+
+        change = {"clustering": Clustering(**change["clustering"])}
+    with pytest.raises(InputError, match=f"Expected {flag} to be .* as in cut"):
+        fit(experiment(resume="cut", rounds=2, **change))
+    assert contents("cut") == before
+
+
+def test_other_images_are_refused() -> None:
+    fit(experiment(run_dir="cut", rounds=1))
+    changed = digits()
+    changed.images = changed.images.clone()
+    changed.images[0] ^= 1
+    assert fingerprint(changed) != fingerprint(digits())
+    with pytest.raises(InputError, match="the images of the run cut but they, or their split, differ"):
+        fit(experiment(resume="cut", rounds=2, data=changed))
+
+
+def test_auto_takes_the_newest_run_of_the_same_settings() -> None:
+    first = fit(experiment(rounds=1))
+    other = fit(experiment(rounds=1, lr=0.1))
+    again = fit(experiment(rounds=2, resume="auto"))
+    assert again.folder == first.folder != other.folder
+    new = fit(experiment(rounds=1, lr=0.2, resume="auto"))
+    assert new.folder not in (first.folder, other.folder)
+    named = fit(experiment(rounds=1, run_dir="named", resume="auto"))
+    assert (named.folder, len(fit(experiment(rounds=2, run_dir="named", resume="auto")).rows)) == (Path("named"), 2)
+
+
+def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--data.size", "8", "--data.num_clients", "4", "--epochs", "1", "--supervision", "base"]
+    assert main(["fit", *arguments, "--rounds", "1", "--run_dir", "run"]) == 0
+    assert main(["fit", "--resume", "run", "--rounds", "2"]) == 0
+    assert [row["round"] for row in read_run(Path("run")).rows] == [1, 2]
+    assert "going on after round 1" in capsys.readouterr().out
+    assert main(["fit", "--resume", "run", "--rounds", "3", "--lr", "0.5"]) == 2
+    assert "Expected --lr to be 0.05 as in run but got 0.5" in capsys.readouterr().err
+    assert main(["fit", "--resume", "nowhere"]) == 2
+    assert "nowhere has no config.yaml" in capsys.readouterr().err
+
+
+def test_the_same_wandb_run_goes_on() -> None:
+    ids: list[str | None] = []
+
+    class Remembering(WandbRounds):
+        def start(self, folder: Path, default_name: str, run_id: str | None = None) -> None:
+            super().start(folder, default_name, run_id)
+            ids.append(self.version)
+
+    fit(experiment(supervision="base", logger=Remembering(), run_dir="run", rounds=1))
+    fit(experiment(supervision="base", logger=Remembering(), resume="run", rounds=2))
+    assert ids[0] is not None
+    assert ids[0] == ids[1]
+
+
+# --- killed for real
+
+
+def tiny_run(folder: str, resume: bool, name: str) -> None:
+    changes: dict[str, Any] = {"resume": "auto", "run_dir": folder} if resume else {"run_dir": folder}
+    algorithm = getattr(algorithms, name)()
+    fit(experiment(algorithm=algorithm, rounds=6, client_fraction=0.5, num_domains=2, **changes))
+
+
+def in_child(work: Callable[[], None], kill_after: float | None) -> bool:
+    """Do work in a process of its own, which is killed after a while; return whether it came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+    deadline = None if kill_after is None else time.monotonic() + kill_after
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert status == 0
+            return True
+        if deadline is not None and time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return False
+        time.sleep(0.005)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedDC", "MOON", "FedAvg"])
+def test_killed_at_random_moments(name: str) -> None:
+    """SIGKILL five times a run, four algorithms: nothing lost, the same end, nothing left over."""
+    begin = time.monotonic()
+    assert in_child(lambda: tiny_run("whole", False, name), None)
+    length = time.monotonic() - begin
+    chance = random.Random(name)
+    kills = 0
+    for _ in range(60):
+        if kills >= 5:
+            break
+        if in_child(lambda: tiny_run("cut", True, name), chance.uniform(0.05, 0.6) * length):
+            assert contents("cut") == contents("whole")
+            shutil.rmtree("cut")
+        else:
+            kills += 1
+    assert kills == 5
+    assert in_child(lambda: tiny_run("cut", True, name), None)
+    assert contents("cut") == contents("whole")
+    assert not [file for file in Path("cut").rglob("*") if file.name.endswith(".tmp")]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_ends_after_the_current_client() -> None:
+    arguments = ["--data.size", "16", "--rounds", "100", "--epochs", "3", "--supervision", "base"]
+    command = [
+        sys.executable,
+        "-m",
+        "jdfl_lightning.cli",
+        "fit",
+        "--backend",
+        "LocalBackend",
+        "--checkpoint.every",
+        "50",
+    ]
+    with subprocess.Popen(
+        [*command, *arguments, "--run_dir", "run"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith("round 2/"):
+                run.send_signal(signal.SIGINT)
+                break
+        out, err = run.communicate(timeout=60)
+    assert run.returncode == 130, err
+    assert "stopping after the current client" in out
+    assert "go on with: jdfl-lightning fit --resume run" in out
+    assert "Traceback" not in err
+    last = int(read_run(Path("run")).last["round"])
+    assert Path(f"run/checkpoints/{last}.safetensors").exists()
+
+
+# --- what a disk can do
+
+
+STEPS = ["open", "write", "fsync", "replace"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("round", [1, 2])
+def test_a_full_disk_at_every_step(step: str, round: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step of writing fails once with ENOSPC: one clear line, the last checkpoint intact, and the run goes on."""
+    changes: dict[str, Any] = {"algorithm": algorithms.SCAFFOLD(), "rounds": 3, "supervision": "base"}
+    fit(experiment(run_dir="whole", **changes))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    armed = [True]
+
+    def fails(path: object) -> bool:
+        return armed[0] and f"checkpoints/.{round}.safetensors" in str(path)
+
+    opened, replace, fsync = Path.open, Path.replace, os.fsync
+    written: list[Path] = []
+
+    class FullFile:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __enter__(self) -> FullFile:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, content: bytes) -> None:
+            self.file.write(content[: len(content) // 2])
+            raise full
+
+    def open_(path: Path, *args: Any, **kwargs: Any) -> Any:
+        written.append(path)
+        if fails(path) and step == "open":
+            raise full
+        file = opened(path, *args, **kwargs)
+        return FullFile(file) if fails(path) and step == "write" else file
+
+    def replace_(path: Path, target: Path) -> Path:
+        if fails(path) and step == "replace":
+            raise full
+        return replace(path, target)
+
+    def fsync_(descriptor: int) -> None:
+        if step == "fsync" and written and fails(written[-1]):
+            raise full
+        fsync(descriptor)
+
+    monkeypatch.setattr(Path, "open", open_)
+    monkeypatch.setattr(Path, "replace", replace_)
+    monkeypatch.setattr(os, "fsync", fsync_)
+    with pytest.raises(StorageError, match=rf"{round}\.safetensors but: No space left on device\."):
+        fit(experiment(run_dir="cut", **changes))
+    armed[0] = False
+    if round == 1:  # not even one round: nothing to keep
+        assert not Path("cut").exists()
+        return
+    assert [file.name for file in Path("cut/checkpoints").iterdir()] == ["1.safetensors"]
+    fit(experiment(resume="cut", **changes))
+    assert contents("cut") == contents("whole")
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    fit(experiment(run_dir="cut", rounds=1, supervision="base"))
+    shutil.rmtree("cut/checkpoints")
+    Path("cut/checkpoints").touch()
+    with pytest.raises(StorageError, match="cut/checkpoints"):
+        fit(experiment(resume="cut", rounds=2, supervision="base"))
+
+
+@pytest.mark.parametrize("damage", ["cut short", "flipped", "foreign", "empty"])
+@pytest.mark.parametrize("victim", ["checkpoints/3.safetensors", "clients/*-3.safetensors"])
+def test_damage_is_named_and_the_checkpoint_before_is_offered(damage: str, victim: str) -> None:
+    changes: dict[str, Any] = {"algorithm": algorithms.SCAFFOLD(), "supervision": "base", "client_fraction": 0.5}
+    fit(experiment(run_dir="cut", rounds=3, **changes))
+    fit(experiment(run_dir="whole", rounds=4, **changes))
+    file = next(Path("cut").glob(victim))
+    content = bytearray(file.read_bytes())
+    if damage == "cut short":
+        del content[-10:]
+    elif damage == "flipped":
+        content[-5] ^= 4
+    elif damage == "foreign":
+        content = bytearray(b"\x80\x04not a safetensors file at all")
+    else:
+        content = bytearray()
+    file.write_bytes(content)
+    with pytest.raises(StorageError, match=rf"{file.name} .*--resume cut/checkpoints/2\.safetensors"):
+        fit(experiment(resume="cut", rounds=4, **changes))
+    fit(experiment(resume="cut/checkpoints/2.safetensors", rounds=4, **changes))
+    ours, theirs = contents("cut"), contents("whole")
+    assert ours == theirs
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_damage_goes_unseen_or_does_anything_else(data: st.DataObject, tmp_path_factory: Any) -> None:
+    """Any byte changed, any end missing, any bytes at all: the original record, or a `StorageError`."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    file, tensor = folder / "x.safetensors", torch.arange(5.0)
+    save_record(file, {"c": {"w": tensor}}, {"round": 3})
+    content = bytearray(file.read_bytes())
+    kind = data.draw(st.sampled_from(["flip", "cut", "junk"]))
+    if kind == "flip":
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] ^= data.draw(st.integers(1, 255))
+    elif kind == "cut":
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+    else:
+        content = bytearray(data.draw(st.binary(max_size=200)))
+    file.write_bytes(content)
+    try:
+        record, about = load_record(file)
+    except StorageError:
+        return
+    else:  # a space in the header is not damage
+        assert about == {"round": 3}
+        assert torch.equal(record["c"]["w"], tensor)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    about=st.dictionaries(
+        st.sampled_from(["round", "clients", "metrics", "data", "logger"]),
+        st.one_of(st.none(), st.integers(), st.text(max_size=5), st.dictionaries(st.text(max_size=3), st.integers())),
+    )
+)
+def test_checkpoints_that_are_something_else(about: dict[str, Any], tmp_path_factory: Any) -> None:
+    from jdfl_lightning.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(tmp_path_factory.mktemp("fuzz"), keep=2)
+    checkpoints.folder.mkdir()
+    save_record(checkpoints.file(1), {"weights": {"w": torch.zeros(1)}}, about)
+    try:
+        found = checkpoints.load(checkpoints.file(1))[1]
+    except StorageError:
+        return
+    assert json.loads(json.dumps(about))["round"] == found.round
+
+
+def test_writing_whole_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = Path("x")
+    write_whole(file, b"old")
+    with pytest.raises(StorageError, match="nowhere"):
+        write_whole(Path("nowhere/x"), b"new")
+    assert file.read_bytes() == b"old"
+    assert [path.name for path in Path.cwd().iterdir()] == ["x"]
+    assert not ClientStates(tmp_path / "none").folder.exists()
+
+
+def test_settings_are_complete() -> None:
+    """What is saved of a run says everything: another key would escape the comparison."""
+    assert set(as_dict(Experiment())) == {field.name for field in dataclasses.fields(Experiment)}
+
+
+def test_going_back_and_being_killed() -> None:
+    """From round 2 of 4 again, killed in round 3: the run goes on from round 2, with every row."""
+    changes: dict[str, Any] = {"supervision": "base", "checkpoint": Checkpointing(every=2, keep=2), "lr": 1e-6}
+    fit(experiment(run_dir="whole", rounds=4, **changes))
+    shutil.copytree("whole", "cut")
+    named = next(file for file in sorted(Path("cut/checkpoints").iterdir()) if file.stem != "4")
+    with pytest.raises(CutError):
+        fit(experiment(resume=str(named), rounds=4, **changes), CutAt(2))
+    fit(experiment(resume="cut", rounds=4, **changes))
+    assert contents("cut") == contents("whole")
+
+
+def test_best_weights_are_those_of_a_row() -> None:
+    """Sparse checkpoints, and fewer evaluations after going on: best.safetensors is still the best row's."""
+    changes: dict[str, Any] = {"supervision": "base", "lr": 0.3, "checkpoint": Checkpointing(every=50)}
+    with pytest.raises(CutError):
+        fit(experiment(run_dir="cut", rounds=6, **changes), CutAt(18))
+    run = fit(experiment(resume="cut", rounds=6, evaluate_every=5, **changes))
+    scores = main_test(run.folder)
+    assert scores == run.best["test/acc"]
+
+
+def main_test(folder: Path) -> float:
+    """Accuracy of the best weights, measured anew."""
+    return run_again(experiment(supervision="base"), folder, Display())["best"].overall
+
+
+def test_a_run_has_one_writer() -> None:
+    fit(experiment(run_dir="run", rounds=1, supervision="base"))
+    lock = lock_run(Path("run"))
+    with pytest.raises(InputError, match="another process is writing run"):
+        fit(experiment(resume="run", rounds=2, supervision="base"))
+    lock.close()
+    assert len(fit(experiment(resume="run", rounds=2, supervision="base")).rows) == 2
+    with pytest.raises(InputError, match="--run_dir to be left out"):
+        fit(experiment(resume="run", run_dir="other", rounds=3, supervision="base"))
+
+
+def test_discovery_of_other_images_is_not_taken_up() -> None:
+    with pytest.raises(CutError):
+        fit(experiment(run_dir="cut", rounds=1), CutAt(5))
+    before = json.loads(Path("cut/discovery.json").read_text())
+    changed = digits()
+    changed.images = 255 - changed.images
+    fit(experiment(resume="cut", rounds=1, data=changed))
+    after = json.loads(Path("cut/discovery.json").read_text())
+    assert before["data"] != after["data"]
+    assert before["inertias"] != after["inertias"]
+
+
+def test_a_damaged_table_is_named() -> None:
+    fit(experiment(run_dir="cut", rounds=1, supervision="base"))
+    Path("cut/metrics.csv").write_bytes(b"round,test/acc\n\xff\xfe,1\n")
+    with pytest.raises(StorageError, match=r"metrics\.csv"):
+        fit(experiment(resume="cut", rounds=2, supervision="base"))

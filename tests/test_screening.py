@@ -1,0 +1,381 @@
+"""Bad clients do not enter a round; privacy; robust means."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import experiment
+from jdfl_lightning import SCAFFOLD, FedAvg, FedDyn, FedProc, RobustFedAvg, fit
+from jdfl_lightning.algorithms import LocalUpdate
+from jdfl_lightning.backends.local import LocalRunner
+from jdfl_lightning.checkpoint import ClientStates
+from jdfl_lightning.client import Site
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.privacy import Privacy, private_mean, spent_epsilon
+from jdfl_lightning.rounds import Journal, RoundReport, ServerState, run_rounds, sample_clients
+from jdfl_lightning.screening import screened, why_not, without_outliers
+from jdfl_lightning.tensors import Record, Tensors, flatten, norm, sub
+
+NAN = float("nan")
+
+
+class Refused(Journal):
+    """Remembers who was refused, and every round's report."""
+
+    def __init__(self) -> None:
+        self.reports: list[RoundReport] = []
+        self.refusals: list[tuple[int, int, str]] = []
+
+    def refused(self, round: int, client: int, reason: str) -> None:
+        self.refusals.append((round, client, reason))
+
+    def evaluated(self, report: RoundReport) -> None:
+        self.reports.append(report)
+
+
+def play(tamper: Callable[[FitResult], FitResult | FitFailure], folder: str = "clients", **changes: Any) -> Refused:
+    """Run rounds in which every answer passes through other hands."""
+
+    class Tampering(LocalRunner):
+        def fit(self, tasks: Any) -> Any:
+            for result in super().fit(tasks):
+                yield tamper(result) if isinstance(result, FitResult) else result
+
+    run = experiment(supervision="base", **changes)
+    site, journal = Site(run), Refused()
+    weights, buffers = site.initial(1)
+    state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
+    run_rounds(run, Tampering(site, ClientStates(Path(folder))), state, [0] * 4, None, journal)
+    return journal
+
+
+def spoil(result: FitResult, change: Callable[[Tensors], Tensors], client: int = 1) -> FitResult:
+    return replace(result, weights=change(result.weights)) if result.client == client else result
+
+
+def scaled(weights: Tensors, factor: float) -> Tensors:
+    return {name: tensor * factor for name, tensor in weights.items()}
+
+
+BAD: dict[str, tuple[Callable[[FitResult], FitResult | FitFailure], str]] = {
+    "nan": (lambda r: spoil(r, lambda w: scaled(w, NAN)), "not finite"),
+    "infinite": (lambda r: spoil(r, lambda w: {**w, "head.bias": w["head.bias"] / 0}), "not finite"),
+    "a missing name": (lambda r: spoil(r, lambda w: {n: t for n, t in w.items() if n != "head.bias"}), "head.bias"),
+    "a foreign name": (lambda r: spoil(r, lambda w: {**w, "virus": torch.zeros(1)}), "virus"),
+    "another shape": (lambda r: spoil(r, lambda w: {**w, "head.bias": torch.zeros(3)}), r"\(3,\) .* not \(10,\)"),
+    "another type": (lambda r: spoil(r, lambda w: {n: t.long() for n, t in w.items()}), "int64"),
+    "no examples": (lambda r: replace(r, num_examples=0) if r.client == 1 else r, "counts for nothing"),
+    "a nan weight": (lambda r: replace(r, weight=NAN) if r.client == 1 else r, "counts for nothing"),
+    "a nan upload": (
+        lambda r: replace(r, upload={"c_moved": scaled(r.upload["c_moved"], NAN)}) if r.client == 1 else r,
+        "not finite",
+    ),
+    "another upload": (lambda r: replace(r, upload={}) if r.client == 1 else r, "another form"),
+    "no answer": (lambda r: FitFailure(1, "the power is out") if r.client == 1 else r, "the power is out"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_answer_does_not_enter(kind: str) -> None:
+    """It is named, the round is that of the others, and the client's state stays what it was."""
+    import re
+
+    tamper, reason = BAD[kind]
+    journal = play(lambda r: tamper(r) if r.weights is not None else r, algorithm=SCAFFOLD(), rounds=2)
+    assert [(round, client) for round, client, _ in journal.refusals] == [(1, 1), (2, 1)]
+    assert re.search(reason, journal.refusals[0][2])
+    assert [report.metrics["refused"] for report in journal.reports] == [1, 1]
+    assert journal.reports[-1].state.clients == {0: 2, 2: 2, 3: 2}
+    absent = play(lambda r: FitFailure(1, "") if r.client == 1 else r, folder="other", algorithm=SCAFFOLD(), rounds=2)
+    for ours, theirs in zip(journal.reports, absent.reports, strict=True):
+        assert torch.equal(flatten(ours.state.weights), flatten(theirs.state.weights))
+        assert torch.equal(flatten(ours.state.record["c"]), flatten(theirs.state.record["c"]))
+
+
+def test_an_absurd_length_is_refused() -> None:
+    big: Callable[[FitResult], FitResult] = lambda r: spoil(r, lambda w: scaled(w, 50.0))  # noqa: E731
+    journal = play(big, max_update_norm=5.0, rounds=1)
+    assert [client for _, client, _ in journal.refusals] == [1]
+    assert "beyond 5 medians" in journal.refusals[0][2]
+    assert not play(big, folder="other", rounds=1).refusals
+
+
+@given(lengths=st.lists(st.floats(0, 1e6), min_size=0, max_size=9), multiple=st.floats(1, 10))
+def test_outliers(lengths: list[float], multiple: float) -> None:
+    """Kept in order: exactly those within the multiple of the median; never fewer than half."""
+    zero = {"w": torch.zeros(1, dtype=torch.float64)}
+    results = [FitResult(i, 1, 1, weights={"w": torch.tensor([x], dtype=torch.float64)}) for i, x in enumerate(lengths)]
+    refused: list[int] = []
+    kept = [r.client for r in without_outliers(iter(results), zero, multiple, lambda client, _: refused.append(client))]
+    assert sorted(kept + refused) == list(range(len(lengths)))
+    assert kept == sorted(kept)
+    assert 2 * len(kept) >= len(lengths)
+    if kept and refused:
+        assert max(lengths[i] for i in kept) <= min(lengths[i] for i in refused)
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_fuzzed_answers(data: st.DataObject) -> None:
+    """Whatever a client sends: it enters, being finite and of the right form, or is refused; nothing is raised."""
+    sent = {"a": torch.zeros(2), "b": torch.zeros(1, 3)}
+    numbers = st.floats(width=32)
+    shapes = st.sampled_from([(2,), (1, 3), (), (0,), (3, 1)])
+    tensors = st.builds(lambda shape, x: torch.full(shape, x), shapes, numbers)
+    weights = data.draw(st.dictionaries(st.sampled_from(["a", "b", "c", ""]), tensors))
+    result = FitResult(0, data.draw(st.integers(-2, 5)), 1, data.draw(st.floats()), weights)
+    refused: list[str] = []
+    kept = list(screened(iter([result]), sent, {}, lambda _, reason: refused.append(reason)))
+    right = set(weights) == {"a", "b"} and all(weights[name].shape == sent[name].shape for name in weights)
+    fine = right and all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
+    fine = fine and result.num_examples > 0 and math.isfinite(result.weight) and result.weight > 0
+    assert (len(kept), len(refused)) == ((1, 0) if fine else (0, 1))
+    assert why_not(FitResult(0, 1, 1, weights=dict(sent)), sent, {}) is None
+
+
+def test_too_few_answers_make_a_round_void() -> None:
+    """3 of 4 refused in the first attempt: the round is repeated with others drawn, in other batches."""
+    seen: list[tuple[int, int]] = []
+
+    def tamper(result: FitResult) -> FitResult | FitFailure:
+        seen.append((len(seen) // 2, result.client))
+        return FitFailure(result.client, "asleep") if len(seen) <= 2 else result
+
+    journal = play(tamper, rounds=1, client_fraction=0.5, min_clients=2)
+    first, second = sample_clients(4, 2, 0, 1), sample_clients(4, 2, 0, 1, attempt=1)
+    assert [client for _, client in seen] == first + second
+    (report,) = journal.reports
+    assert (report.metrics["clients"], report.metrics["refused"]) == (2, 0)
+    again = play(lambda r: r, folder="other", rounds=1, client_fraction=0.5, min_clients=2)
+    assert not torch.equal(flatten(report.state.weights), flatten(again.reports[0].state.weights))
+    with pytest.raises(InputError, match=r"at least 2 of 2 clients .* 3 attempts were void. Client \d: asleep"):
+        play(lambda r: FitFailure(r.client, "asleep"), rounds=1, client_fraction=0.5, min_clients=2)
+
+
+@dataclass(frozen=True)
+class Unlucky(FedAvg):
+    """FedAvg whose clients raise while there is a file named after them."""
+
+    def local(self, task: FitTask, state: Record) -> LocalUpdate:
+        file = Path(f"client{task.client}")
+        if file.exists():
+            left = int(file.read_text()) - 1
+            file.write_text(str(left)) if left else file.unlink()
+            raise RuntimeError("bad luck")
+        return super().local(task, state)
+
+
+def test_a_client_that_raises_is_tried_again_and_then_absent() -> None:
+    Path("client2").write_text("1")
+    once = fit(experiment(algorithm=Unlucky(), supervision="base", run_dir="once", rounds=1))
+    plain = fit(experiment(supervision="base", run_dir="plain", rounds=1))
+    assert (once.last["refused"], once.last["test/acc"]) == (0, plain.last["test/acc"])
+    Path("client2").write_text("2")
+    twice = fit(experiment(algorithm=Unlucky(), supervision="base", run_dir="twice", rounds=1))
+    assert (twice.last["clients"], twice.last["refused"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_update_norm": 0.5}, "--max_update_norm"),
+        ({"min_clients": 0}, "--min_clients"),
+        ({"min_clients": 5}, "between 1 and the 4 clients of a round"),
+    ],
+)
+def test_bad_limits(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        experiment(**change)
+
+
+# --- robust means
+
+
+def answers(rows: list[list[float]]) -> list[FitResult]:
+    return [FitResult(i, 1 + i, 1, weights={"w": torch.tensor(row)}) for i, row in enumerate(rows)]
+
+
+def test_robust_means_by_hand() -> None:
+    """Coordinates of five clients; the number of samples does not count."""
+    rows = [[1.0, 9.0], [2.0, 8.0], [3.0, -1e9], [4.0, 6.0], [1e9, 5.0]]
+    zero = {"w": torch.zeros(2)}
+    median = RobustFedAvg().aggregate(zero, {}, answers(rows), 5)[0]["w"]
+    assert median.tolist() == [3.0, 6.0]
+    assert RobustFedAvg().aggregate(zero, {}, answers(rows[:4]), 5)[0]["w"].tolist() == [2.5, 7.0]
+    assert RobustFedAvg(rule="trimmed_mean").aggregate(zero, {}, answers(rows), 5)[0]["w"][0] == 3  # one at least
+    trimmed = RobustFedAvg(rule="trimmed_mean", trim=0.2).aggregate(zero, {}, answers(rows), 5)[0]["w"]
+    torch.testing.assert_close(trimmed, torch.tensor([3.0, 19 / 3]))
+    mean = RobustFedAvg(rule="trimmed_mean", trim=0.0).aggregate(zero, {}, answers(rows[:2]), 5)[0]["w"]
+    assert mean.tolist() == [1.5, 8.5]
+    with pytest.raises(InputError, match=r"--algorithm\.trim"):
+        RobustFedAvg(trim=0.5)
+
+
+@given(
+    honest=st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=9),
+    bad=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=2),
+)
+def test_a_minority_cannot_move_the_median_out_of_the_honest_range(honest: list[float], bad: list[float]) -> None:
+    median = RobustFedAvg().aggregate({"w": torch.zeros(1)}, {}, answers([[x] for x in honest + bad]), 9)[0]["w"].item()
+    assert min(honest) <= median <= max(honest)
+
+
+# --- privacy
+
+
+def test_private_mean_by_hand() -> None:
+    """C = 1: updates of length 5 and 0.5 become 1 and 0.5 long, over the 4 that were asked; hardly any noise."""
+    theta = {"w": torch.tensor([1.0, 1.0], dtype=torch.float64)}
+    results = [
+        FitResult(0, 100, 1, weights={"w": theta["w"] + torch.tensor([3.0, 4.0], dtype=torch.float64)}),
+        FitResult(1, 1, 1, weights={"w": theta["w"] + torch.tensor([0.0, 0.5], dtype=torch.float64)}),
+    ]
+    quiet = Privacy(clip_norm=1.0, noise_multiplier=1e-12)
+    mean = private_mean(theta, iter(results), 4, quiet, key=0, round=1)["w"]
+    torch.testing.assert_close(mean, torch.tensor([1 + 0.6 / 4, 1 + 1.3 / 4], dtype=torch.float64))
+
+
+def test_noise_has_the_deviation_asked_for() -> None:
+    theta = {"w": torch.zeros(200_000)}
+    noisy = [
+        private_mean(theta, iter([]), 5, Privacy(clip_norm=2.0, noise_multiplier=1.5), key=0, round=r)["w"]
+        for r in (1, 2)
+    ]
+    assert noisy[0].std().item() == pytest.approx(1.5 * 2.0 / 5, rel=0.01)
+    assert noisy[0].mean().item() == pytest.approx(0, abs=0.01)
+    assert torch.corrcoef(torch.stack(noisy))[0, 1].abs() < 0.02  # another draw in every round
+    same = private_mean(theta, iter([]), 5, Privacy(clip_norm=2.0, noise_multiplier=1.5), key=0, round=1)["w"]
+    assert torch.equal(noisy[0], same)
+
+
+@settings(max_examples=30, deadline=None)
+@given(scale=st.floats(0, 1e4), seed=st.integers(0, 50))
+def test_one_client_moves_the_mean_by_at_most_two_clips(scale: float, seed: int) -> None:
+    """The sensitivity that the accountant is told: 2 C / count, whatever one client sends instead."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = {"w": torch.randn(20, generator=generator, dtype=torch.float64)}
+    others = [FitResult(i, 1, 1, weights={"w": torch.randn(20, generator=generator).double()}) for i in range(3)]
+    one, two = (FitResult(9, 1, 1, weights={"w": scale * torch.randn(20, generator=generator).double()}) for _ in "ab")
+    privacy = Privacy(clip_norm=0.7, noise_multiplier=1.0)
+    means = [private_mean(theta, iter([*others, it]), 4, privacy, key=0, round=1) for it in (one, two)]
+    assert norm(sub(means[0], means[1])) <= 2 * 0.7 / 4 + 1e-9
+
+
+def test_epsilon_of_the_plain_gaussian() -> None:
+    """All clients, one round: between the exact value for noise z/2 and what Renyi accounting loses of it.
+
+    Exact delta of a Gaussian mechanism with noise s (Balle and Wang, 2018):
+    Phi(1/(2 s) - eps s) - e^eps Phi(-1/(2 s) - eps s).
+    """
+    from statistics import NormalDist
+
+    phi = NormalDist().cdf
+    z, delta = 8.0, 1e-5
+    s = z / 2
+    low, high = 0.0, 50.0
+    for _ in range(100):
+        eps = (low + high) / 2
+        spent = phi(1 / (2 * s) - eps * s) - math.exp(eps) * phi(-1 / (2 * s) - eps * s)
+        low, high = (eps, high) if spent > delta else (low, eps)
+    reported = spent_epsilon(Privacy(1.0, z, delta), 10, 10, 1)
+    assert low <= reported <= 1.3 * low
+    five, half = spent_epsilon(Privacy(1.0, z, delta), 10, 10, 5), spent_epsilon(Privacy(1.0, z, delta), 1000, 10, 5)
+    assert reported < five
+    assert half < five  # sampling hides who took part
+
+
+def test_a_private_run_logs_what_it_spent() -> None:
+    run = fit(experiment(supervision="base", run_dir="run", privacy=Privacy(clip_norm=1.0, noise_multiplier=2.0)))
+    spent = [row["privacy/epsilon"] for row in run.rows]
+    assert 0 < spent[0] < spent[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"algorithm": SCAFFOLD()}, "--algorithm to be one that sends the server nothing but weights"),
+        ({"algorithm": FedDyn()}, "--algorithm"),
+        ({"algorithm": FedProc()}, "--algorithm"),
+        ({"algorithm": RobustFedAvg()}, "--algorithm"),
+        ({"supervision": "random"}, "--supervision to be base with --privacy"),
+        ({"max_update_norm": 3.0}, "--max_update_norm to be null with --privacy"),
+        ({"min_clients": 2}, "--min_clients to be 1 with --privacy"),
+    ],
+)
+def test_a_false_guarantee_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        experiment(**({"supervision": "base", "privacy": Privacy(clip_norm=1.0)} | change))
+
+
+def test_noise_that_would_not_be_used_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--privacy\.clip_norm to be given"):
+        Privacy(noise_multiplier=3.0)
+
+
+def test_a_private_round_is_never_void() -> None:
+    """Nobody answers: theta and noise. One client's failure must not decide who else counts."""
+    privacy = Privacy(clip_norm=1.0, noise_multiplier=1e-9)
+    journal = play(lambda r: FitFailure(r.client, "asleep"), rounds=1, privacy=privacy)
+    (report,) = journal.reports
+    assert report.metrics["clients"] == 0
+    assert math.isnan(report.metrics["train/loss"])
+    one = play(lambda r: r if r.client == 0 else FitFailure(r.client, "asleep"), folder="o", rounds=1, privacy=privacy)
+    moved = norm(sub(one.reports[0].state.weights, report.state.weights))
+    assert moved <= 1 / 4 + 1e-6  # at most C over the four that were asked
+
+
+def test_private_runs_share_no_noise_and_continue_to_the_bit() -> None:
+    """The noise is a function of a secret in the run folder, not of the seed."""
+    changes: dict[str, Any] = {"supervision": "base", "privacy": Privacy(clip_norm=1.0)}
+    fit(experiment(run_dir="whole", rounds=3, **changes))
+    fit(experiment(run_dir="other", rounds=3, **changes))
+    assert Path("whole/last.safetensors").read_bytes() != Path("other/last.safetensors").read_bytes()
+    Path("cut").mkdir()
+    Path("cut/.config.yaml.tmp").touch()  # as if killed while writing its first file
+    with pytest.raises(InputError, match="seed_everything"):
+        fit(experiment(resume="whole", rounds=4, seed_everything=1, **changes))
+    fit(experiment(run_dir="cut", rounds=1, **changes))
+    shutil.copy("whole/privacy.key", "cut/privacy.key")
+    shutil.rmtree("cut/checkpoints")
+    Path("cut/metrics.csv").unlink()
+    fit(experiment(resume="cut", rounds=1, **changes))
+    fit(experiment(resume="cut", rounds=3, **changes))
+    assert Path("cut/last.safetensors").read_bytes() == Path("whole/last.safetensors").read_bytes()
+
+
+def test_running_statistics_are_refused_with_privacy() -> None:
+    with pytest.raises(InputError, match="running statistics"):
+        fit(experiment(supervision="base", privacy=Privacy(clip_norm=1.0), backbone="helpers.batch_norm_net"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"clip_norm": 0.0}, {"clip_norm": math.inf}, {"noise_multiplier": 0.0}, {"delta": 1.0}]
+)
+def test_bad_privacy(change: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=f"--privacy.{next(iter(change))}"):
+        Privacy(**change)
+
+
+# --- nothing piles up
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in /proc")
+def test_files_are_closed_after_fits() -> None:
+    run = experiment(algorithm=SCAFFOLD(), supervision="base", rounds=1)
+    fit(replace(run, run_dir="first"))
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - as many as there are
+    for name in ("second", "third"):
+        fit(replace(run, run_dir=name, rounds=3))
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
