@@ -29,7 +29,7 @@ def _fit(args: Sequence[str]) -> int:
         from jdfl_lightning.display import open_display
         from jdfl_lightning.experiment import fit
         from jdfl_lightning.memory import reuse_memory
-        from jdfl_lightning.report import run_table
+        from jdfl_lightning.report.run import run_table
 
         reuse_memory()
         experiment = parse_experiment(f"{PROGRAM} fit", args)
@@ -56,7 +56,7 @@ def _test(args: Sequence[str]) -> int:
     from jdfl_lightning.config import parse_experiment
     from jdfl_lightning.display import open_display
     from jdfl_lightning.inference import test_run
-    from jdfl_lightning.report import accuracy_table
+    from jdfl_lightning.report.run import accuracy_table
     from jdfl_lightning.run_folder import CONFIG, read_run
 
     parser = _parser("test")

@@ -23,7 +23,7 @@ from jdfl_lightning.loggers import log_picture, open_logger
 from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
 from jdfl_lightning.models import build_backbone, num_features, select_parameters
 from jdfl_lightning.privacy import noise_key, spent_epsilon
-from jdfl_lightning.report import draw_curves, draw_discovery
+from jdfl_lightning.report.run import draw_curves, draw_discovery
 from jdfl_lightning.resume import Reached, find_run, fingerprint, read_reached
 from jdfl_lightning.rounds import Journal, ServerState, judge, run_rounds
 from jdfl_lightning.run_folder import (

@@ -1,4 +1,4 @@
-"""Run folders -> tables and figures. Reads files only."""
+"""One run: its tables and its curves."""
 
 from __future__ import annotations
 
