@@ -56,7 +56,7 @@ def measure(clients: int, per_round: int, rounds: int, backend: str, algorithm: 
         state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
         states = ClientStates(Path(folder))
         with where.open(run, states) as runner:
-            run_rounds(run, runner, state, [0] * clients, None, Tidy(states))
+            run_rounds(run, runner, state, Tidy(states))
         disk = sum(file.stat().st_size for file in Path(folder).iterdir())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"peak": peak / 1024, "disk": disk / 2**20}

@@ -22,6 +22,7 @@ from jdfl_lightning.algorithms.fedproc import prototype_contrast
 from jdfl_lightning.algorithms.moon import contrast
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site, fit_client
+from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.messages import FitResult, FitTask
@@ -80,7 +81,7 @@ class Played(Reports):
         weights, buffers = site.initial(1)
         state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
         runner = Watched(site, self.states)
-        run_rounds(run, runner, state, [0] * self.num_clients, None, self)
+        run_rounds(run, runner, state, self)
         self.results, self.reports = runner.results, self.all
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
@@ -424,9 +425,10 @@ def test_fedproc_prototypes_reach_the_clients(tmp_path: Path) -> None:
         run = experiment(algorithm=getattr(algorithms, name)(), rounds=2, client_fraction=0.5)
         site, reports = Site(run), Reports()
         start, buffers = site.initial(3)
-        state = ServerState(0, start, buffers, run.algorithm.init_server(start))
+        domains = PseudoDomains(dict.fromkeys(range(4), 0), torch.eye(3), "given", {}, {})
+        state = ServerState(0, start, buffers, run.algorithm.init_server(start), domains=domains)
         runner = Watched(site, ClientStates(tmp_path / name))
-        run_rounds(run, runner, state, [0] * 4, torch.eye(3), reports)
+        run_rounds(run, runner, state, reports)
         sent[name] = [task for tasks in runner.tasks for task in tasks]
         weights[name] = [flatten(report.state.weights) for report in reports.all]
     assert torch.equal(weights["FedProc"][0], weights["FedAvg"][0])

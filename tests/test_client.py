@@ -101,7 +101,7 @@ def test_theta_0_is_shared_and_the_head_fresh() -> None:
 def test_a_run_that_diverges_says_so() -> None:
     with pytest.raises(InputError, match=r"round 1 but 3 attempts were void. Client \d: .* not finite: lower --lr"):
         fit(experiment(lr=1e30, supervision="base", run_dir="run"))
-    with pytest.raises(InputError, match=r"client 0's in discovery is not: lower --lr"):
+    with pytest.raises(InputError, match=r"none has one\. Client 0: its update is not finite: lower --lr"):
         fit(experiment(lr=1e30, run_dir="run"))
     assert not Path("run").exists()
 
@@ -216,7 +216,7 @@ def play(run: Experiment) -> list[ServerState]:
     state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
     reports = Reports()
     with LocalBackend().open(run, ClientStates(Path("clients"))) as runner:
-        run_rounds(run, runner, state, [0] * run.data.num_clients, None, reports)
+        run_rounds(run, runner, state, reports)
     return [report.state for report in reports.all]
 
 

@@ -73,10 +73,10 @@ def test_discovery_file() -> None:
     record = json.loads((run.folder / "discovery.json").read_text())
     assert record["num_domains"] == 3
     assert record["criterion"] == "given"
-    assert sorted(set(record["assignments"])) == [0, 1, 2]
-    assert record["true_domains"] == ["ink", "chalk", "photo", "outline"]
+    assert sorted(set(record["assignments"].values())) == [0, 1, 2]
+    assert record["true_domains"] == {"0": "ink", "1": "chalk", "2": "photo", "3": "outline"}
     assert -1 <= record["ari"] <= 1
-    centroids = load_record(run.folder / record["centroids"])[0]["centroids"]["mu"].double()
+    centroids = load_record(run.folder / record["vectors"])[0]["centroids"]["mu"].double()
     unit = centroids / centroids.norm(dim=1, keepdim=True)
     torch.testing.assert_close(torch.tensor(record["similarities"]).double(), unit @ unit.T, atol=1e-6, rtol=0)
 
@@ -116,8 +116,10 @@ def test_any_lightning_logger_works() -> None:
     fit(experiment(run_dir="run", logger=CSVLogger("logs", name="mine", version=0)))
     with Path("logs/mine/version_0/metrics.csv").open(newline="") as lines:
         logged = list(csv.DictReader(lines))
-    assert [row["step"] for row in logged] == ["1", "2"]
-    assert [float(row["test/acc"]) for row in logged] == [row["test/acc"] for row in read_run(Path("run")).rows]
+    assert [row["step"] for row in logged] == ["0", "1", "2"]  # Phase 1 is round 0
+    assert float(logged[0]["discovery/num_domains"]) == 3
+    assert float(logged[0]["discovery/bytes_up"]) == 4 * 1298 * 4  # 8 x 16 x 9 + 16 of the last block, 130 of the head
+    assert [float(row["test/acc"]) for row in logged[1:]] == [row["test/acc"] for row in read_run(Path("run")).rows]
 
 
 def test_test_command_gives_the_same_accuracies(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,18 +14,21 @@ import jdfl_lightning
 SOURCE = Path(jdfl_lightning.__file__).parent
 LAYERS = [
     ["errors", "memory", "nursery", "published", "seeding", "tensors", "messages"],
-    ["joint", "models", "algorithms", "discovery", "trainer", "display", "interrupts", "screening"],
+    ["joint", "models", "algorithms", "sketch", "trainer", "display", "interrupts", "screening"],
+    ["discovery"],
+    ["clustering"],
     ["data", "module"],
     ["checkpoint", "client", "privacy", "run_folder"],
-    ["evaluation"],
+    ["evaluation", "findings"],
     ["backends", "loggers"],
     ["config"],
     ["report"],
+    ["phase1"],
     ["rounds"],
     ["resume"],
     ["journal"],
     ["experiment"],
-    ["inference"],
+    ["diagnose", "inference"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

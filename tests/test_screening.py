@@ -57,7 +57,7 @@ def play(tamper: Callable[[FitResult], FitResult | FitFailure], folder: str = "c
     site, journal = Site(run), Refused()
     weights, buffers = site.initial(1)
     state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
-    run_rounds(run, Tampering(site, ClientStates(Path(folder))), state, [0] * 4, None, journal)
+    run_rounds(run, Tampering(site, ClientStates(Path(folder))), state, journal)
     return journal
 
 

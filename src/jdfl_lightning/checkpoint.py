@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,8 @@ class About:
     """Fingerprint of the images and of who holds them."""
     logger: str | None
     """Id of the logger's run."""
+    joined: dict[int, int] = field(default_factory=dict)
+    """The pseudo-domains of clients that came after Phase 1."""
 
 
 class Checkpoints:
@@ -228,6 +230,7 @@ def _parse_about(file: Path, about: Mapping[str, Any]) -> About:
             metrics={str(name): float(value) for name, value in about["metrics"].items()},
             data=str(about["data"]),
             logger=None if about["logger"] is None else str(about["logger"]),
+            joined={int(client): int(domain) for client, domain in about["joined"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"Expected a checkpoint but {file} is something else.") from error

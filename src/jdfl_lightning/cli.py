@@ -49,6 +49,66 @@ def _may_use_workers(args: Sequence[str]) -> bool:
     return os.name == "posix" and (several or wanted) and not other
 
 
+def _discover(args: Sequence[str]) -> int:
+    """run Phase 1 alone and show the pseudo-domains; `fit --discovery` takes them up"""
+    with nursery(spare=True) if _may_use_workers(args) else nullcontext():
+        from rich.console import Console
+
+        from jdfl_lightning.config import parse_experiment
+        from jdfl_lightning.display import open_display
+        from jdfl_lightning.experiment import discover
+        from jdfl_lightning.memory import reuse_memory
+        from jdfl_lightning.report.discovery import discovery_tables
+        from jdfl_lightning.run_folder import read_discovery
+
+        reuse_memory()
+        experiment = parse_experiment(f"{PROGRAM} discover", args)
+        console = Console()
+        with open_display(console) as display:
+            folder = discover(experiment, display)
+    for table in discovery_tables(read_discovery(folder), experiment.alpha, experiment.tau):
+        console.print(table)
+    console.print(f"take it up with: {PROGRAM} fit --discovery {folder}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _diagnose(args: Sequence[str]) -> int:
+    """try Phase 1 over E_0, batch sizes, layers and seeds: ARI and how reliably M is found"""
+    with nursery(spare=True) if _may_use_workers(args) else nullcontext():
+        parser = _parser("diagnose")
+        parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], metavar="0,1,2", help="seeds to try")
+        parser.add_argument(
+            "--batch_sizes", type=_numbers, default=[16, 32, 64], metavar="16,32,64", help="batch sizes to try"
+        )
+        parser.add_argument("--max_epochs", type=int, default=5, metavar="5", help="E_0 is tried from 1 to this")
+        parser.epilog = f"All other options are those of {PROGRAM} fit --help."
+        options, others = parser.parse_known_args(args)
+
+        from rich.console import Console
+
+        from jdfl_lightning.config import parse_experiment
+        from jdfl_lightning.diagnose import Sweep, diagnose
+        from jdfl_lightning.display import open_display
+        from jdfl_lightning.memory import reuse_memory
+        from jdfl_lightning.report.diagnosis import diagnosis_tables
+
+        reuse_memory()
+        experiment = parse_experiment(f"{PROGRAM} diagnose", others)
+        sweep = Sweep(options.seeds, options.batch_sizes, options.max_epochs)
+        console = Console()
+        with open_display(console) as display:
+            folder = diagnose(experiment, sweep, display)
+    for table in diagnosis_tables(folder):
+        console.print(table)
+    console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    """Return numbers that are separated by commas."""
+    return [int(part) for part in text.split(",")]
+
+
 def _test(args: Sequence[str]) -> int:
     """evaluate the saved weights of a run again"""
     from rich.console import Console
@@ -114,7 +174,13 @@ def _open_output(file: Path) -> TextIO:
         raise InputError(f"Expected --output to be writable but got {file}: {error}.") from error
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"fit": _fit, "test": _test, "predict": _predict}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "fit": _fit,
+    "discover": _discover,
+    "diagnose": _diagnose,
+    "test": _test,
+    "predict": _predict,
+}
 
 
 class _Parser(argparse.ArgumentParser):

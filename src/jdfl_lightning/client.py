@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from jdfl_lightning.algorithms import LocalUpdate
-from jdfl_lightning.discovery import DiscoveryProbe
+from jdfl_lightning.discovery import DiscoveryProbe, EpochProbe
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
-from jdfl_lightning.messages import DISCOVERY, FitResult, FitTask
+from jdfl_lightning.messages import DISCOVERY, UNKNOWN, FitResult, FitTask
 from jdfl_lightning.models import build_backbone, num_features, select_parameters
 from jdfl_lightning.module import JointModule
 from jdfl_lightning.seeding import isolated_randomness, torch_generator
@@ -71,6 +71,15 @@ class Site:
         return module
 
 
+def _targets(task: FitTask, draw: bool) -> TargetRule | None:
+    """Return the task's target rule; a client whose pseudo-domain is not known shares its mass among all alike."""
+    if task.table is None:
+        return None
+    if task.domain == UNKNOWN and not draw:
+        return TargetRule(torch.full_like(task.table, 1 / len(task.table)))
+    return TargetRule(task.table, draw)
+
+
 def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Record]:
     """Train one client from the server's weights.
 
@@ -89,17 +98,21 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
             f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
             "lower --data.num_clients."
         )
-    targets = None if task.table is None else TargetRule(task.table, draw=experiment.supervision == "random")
-    module = site.module(task.weights, task.buffers, targets)
+    module = site.module(task.weights, task.buffers, _targets(task, draw=experiment.supervision == "random"))
     if discovering:
-        update: LocalUpdate = DiscoveryProbe(task, select_parameters(module, experiment.clustering.layers))
+        names = select_parameters(module, experiment.clustering.layers)
+        update: LocalUpdate = (
+            EpochProbe(task, names)
+            if task.every_epoch
+            else DiscoveryProbe(task, names, experiment.clustering.sketch_dim)
+        )
         epochs = experiment.clustering.epochs
         batch_size = experiment.clustering.batch_size or experiment.batch_size
     else:
         update = experiment.algorithm.local(task, state)
         epochs, batch_size = experiment.epochs, experiment.batch_size
     shuffle = torch_generator(task.seed, "shuffle", *where)
-    loader = site.data.client_loader(task.client, task.domain, batch_size, shuffle)
+    loader = site.data.client_loader(task.client, max(task.domain, 0), batch_size, shuffle)
     module.generator = torch_generator(task.seed, "targets", *where)
     module.loss_term = update.loss
     try:

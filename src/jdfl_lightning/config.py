@@ -17,12 +17,13 @@ from lightning.pytorch.loggers import Logger
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.checkpoint import write_whole
+from jdfl_lightning.clustering import Criterion
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
-from jdfl_lightning.discovery import Criterion
 from jdfl_lightning.errors import InputError, require
 from jdfl_lightning.loggers import WandbRounds
 from jdfl_lightning.models import LAYER_SUBSETS
 from jdfl_lightning.privacy import Privacy
+from jdfl_lightning.sketch import BLOCKS
 from jdfl_lightning.trainer import TrainerOptions
 
 Supervision = Literal["base", "hard", "graded", "random"]
@@ -39,14 +40,28 @@ class Clustering:
     layers: str | list[str] = "B"
     """Parameters to look at: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
     criterion: Criterion = "elbow"
-    """How M is chosen if num_domains is not given: elbow or silhouette."""
+    """How M is chosen if num_domains is not given: elbow or silhouette. With fewer than 4 clients, or where no elbow is
+    visible, the silhouette decides."""
     max_domains: int = 10
     """The largest M to try."""
+    fraction: float = 1.0
+    """Share of the clients that take part in Phase 1, in (0, 1]; others get a pseudo-domain when they first train."""
+    sketch_dim: int | None = None
+    """Length of the random sketch that a client sends instead of its update vector (1024, say); null for the vector."""
+    newcomers: Literal["nearest", "update"] = "nearest"
+    """How a client that was not in Phase 1 gets its pseudo-domain: by the nearest centroid; update: which it moves."""
 
     def __post_init__(self) -> None:
         require(self.epochs > 0, "--clustering.epochs", "positive", self.epochs)
         require(self.batch_size is None or self.batch_size > 0, "--clustering.batch_size", "positive", self.batch_size)
         require(self.max_domains > 0, "--clustering.max_domains", "positive", self.max_domains)
+        require(0 < self.fraction <= 1, "--clustering.fraction", "above 0 and at most 1", self.fraction)
+        require(
+            self.sketch_dim is None or (self.sketch_dim > 0 and self.sketch_dim % BLOCKS == 0),
+            "--clustering.sketch_dim",
+            f"a positive multiple of {BLOCKS}",
+            self.sketch_dim,
+        )
         named = isinstance(self.layers, list) or self.layers in LAYER_SUBSETS
         require(named, "--clustering.layers", "A, B, C or a list of patterns", self.layers)
 
@@ -115,6 +130,8 @@ class Experiment:
     """What is kept so that a run can be continued."""
     clustering: Clustering = field(default_factory=Clustering)
     """Phase 1: how pseudo-domains are discovered."""
+    discovery: str | None = None
+    """Folder of a run, or of `discover`, whose Phase 1 is taken up instead of repeated; M may be another one."""
     backend: Backend = field(default_factory=PoolBackend)
     """Where clients are trained: PoolBackend (in parallel, where that pays) or LocalBackend (one after the other)."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)

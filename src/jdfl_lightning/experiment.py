@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from pathlib import Path
 
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.checkpoint import Checkpoints, ClientStates
 from jdfl_lightning.client import Site
+from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict, save_config
-from jdfl_lightning.discovery import PseudoDomains, cluster
+from jdfl_lightning.discovery import Updates
 from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError, StorageError
+from jdfl_lightning.errors import InputError, StorageError, require
 from jdfl_lightning.interrupts import after_current_client
-from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
 from jdfl_lightning.journal import RunJournal
 from jdfl_lightning.loggers import log_picture, open_logger
-from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
 from jdfl_lightning.models import build_backbone, num_features, select_parameters
+from jdfl_lightning.phase1 import collect_updates, find_domains
 from jdfl_lightning.privacy import noise_key, spent_epsilon
-from jdfl_lightning.report.run import draw_curves, draw_discovery
-from jdfl_lightning.resume import Reached, find_run, fingerprint, read_reached
-from jdfl_lightning.rounds import Journal, ServerState, judge, run_rounds
+from jdfl_lightning.report.discovery import draw_discovery
+from jdfl_lightning.report.run import draw_curves
+from jdfl_lightning.resume import Reached, find_run, fingerprint, read_reached, take_up
+from jdfl_lightning.rounds import ServerState, judge, run_rounds
 from jdfl_lightning.run_folder import (
     CONFIG,
     CURVES,
+    DIAGNOSIS,
     DISCOVERY_FIGURE,
     METRICS,
     Run,
@@ -37,8 +38,10 @@ from jdfl_lightning.run_folder import (
     load_discovery,
     lock_run,
     make_run_folder,
+    read_discovery,
     read_run,
     save_discovery,
+    save_joined,
 )
 from jdfl_lightning.trainer import check_trainer
 
@@ -58,35 +61,53 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     site = prepare(experiment, display)
     data = fingerprint(experiment.data)
     reached = None if earlier is None else read_reached(experiment, earlier, data)
-    folder = make_run_folder(experiment.run_dir, experiment.name) if earlier is None else earlier
+    updates = take_up(experiment, data)
     logger, status = None, "failed"
+    with open_run(experiment, experiment.name, earlier) as folder:
+        try:
+            logger = open_logger(experiment.logger, folder, experiment.name, reached.about.logger if reached else None)
+            display.say(f"run folder: {folder}" + (f", going on after round {reached.state.round}" if reached else ""))
+            if logger is not None:
+                logger.log_hyperparams(as_dict(experiment))
+            if reached is not None:
+                Checkpoints(folder, experiment.checkpoint.keep).clean(reached.state.round)
+            best = forget_rounds(folder, reached.state.round if reached else 0)
+            with after_current_client(display.say) as check:
+                journal = RunJournal(experiment, folder, data, logger, display, best, check)
+                try:
+                    _run(experiment, site, journal, reached, updates)
+                except (KeyboardInterrupt, InputError) as error:
+                    if not isinstance(error, StorageError):
+                        journal.save()
+                    if isinstance(error, KeyboardInterrupt):
+                        display.say(f"go on with: jdfl-lightning fit --resume {folder}")
+                    raise
+            run = read_run(folder)
+            draw_curves(run, folder / CURVES)
+            log_picture(logger, "curves", folder / CURVES)
+            status = "success"
+            return run
+        finally:
+            if logger is not None:
+                logger.finalize(status)
+
+
+@contextmanager
+def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterator[Path]:
+    """Make the folder of a run, or take that of an earlier one, and lock it; one in which nothing was done goes again.
+
+    Args:
+        experiment: the settings, which are saved in it.
+        name: of a new folder in ``runs``.
+        earlier: the folder of the run that is continued.
+    """
+    folder = make_run_folder(experiment.run_dir, name) if earlier is None else earlier
     lock = lock_run(folder)
     try:
         save_config(experiment, folder / CONFIG)
-        logger = open_logger(experiment.logger, folder, experiment.name, reached.about.logger if reached else None)
-        display.say(f"run folder: {folder}" + (f", going on after round {reached.state.round}" if reached else ""))
-        if logger is not None:
-            logger.log_hyperparams(as_dict(experiment))
-        if reached is not None:
-            Checkpoints(folder, experiment.checkpoint.keep).clean(reached.state.round)
-        best = forget_rounds(folder, reached.state.round if reached else 0)
-        with after_current_client(display.say) as check:
-            journal = RunJournal(experiment, folder, data, logger, display, best, check)
-            try:
-                _run(experiment, site, journal, reached)
-            except (KeyboardInterrupt, InputError) as error:
-                if not isinstance(error, StorageError):
-                    journal.save()
-                if isinstance(error, KeyboardInterrupt):
-                    display.say(f"go on with: jdfl-lightning fit --resume {folder}")
-                raise
-        run = read_run(folder)
-        draw_curves(run, folder / CURVES)
-        log_picture(logger, "curves", folder / CURVES)
-        status = "success"
-        return run
+        yield folder
     except InputError:
-        begun = (folder / METRICS).exists() or Checkpoints(folder, 1).rounds()
+        begun = any((folder / name).exists() for name in (METRICS, DIAGNOSIS)) or Checkpoints(folder, 1).rounds()
         if earlier is None and not begun:  # not even one round: nothing is lost
             shutil.rmtree(folder, ignore_errors=True)
             if experiment.run_dir is None:
@@ -95,40 +116,98 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
         raise
     finally:
         lock.close()
-        if logger is not None:
-            logger.finalize(status)
 
 
-def _run(experiment: Experiment, site: Site, journal: RunJournal, reached: Reached | None) -> None:
+def discover(experiment: Experiment, display: Display | None = None) -> Path:
+    """Run Phase 1 alone and leave a folder that ``fit --discovery`` takes up.
+
+    Args:
+        experiment: the settings; those of the rounds do not matter.
+        display: where progress is shown; nothing is shown if not given.
+
+    Returns:
+        The folder, with ``discovery.json``, the clients' vectors and a figure.
+    """
+    display = display or Display()
+    require(experiment.resume is None, "--resume", "left out, as a discovery is done at once,", experiment.resume)
+    require(experiment.discovery is None, "--discovery", "left out, as it is to be made,", experiment.discovery)
+    private = experiment.privacy.clip_norm is not None
+    require(not private, "--privacy", "left out, as discovery looks at every client's update,", "a clip_norm")
+    site = prepare(experiment, display)
+    with open_run(experiment, f"{experiment.name}-discovery", None) as folder:
+        display.say(f"folder: {folder}")
+        with (
+            after_current_client(display.say) as check,
+            experiment.backend.open(experiment, ClientStates(folder / "clients")) as runner,
+        ):
+            journal = RunJournal(experiment, folder, fingerprint(experiment.data), None, display, 0.0, check)
+            _find(experiment, site, runner, journal, None)
+    return folder
+
+
+def _find(
+    experiment: Experiment, site: Site, runner: Runner, journal: RunJournal, updates: Updates | None
+) -> PseudoDomains:
+    """Phase 1: what this run has found before, or what is to be found in updates, given or still to be asked for."""
+    folder, data, true_domains = journal.folder, journal.data, _true_domains(experiment)
+    known = load_discovery(folder, data)
+    if known is None:
+        if updates is None:
+            updates = collect_updates(experiment, runner, site.initial(1), journal.step, journal.unassigned)
+        found = find_domains(experiment, updates)
+        save_discovery(folder, updates, found, true_domains, data)
+    else:
+        _, found = known
+    record = read_discovery(folder)
+    draw_discovery(record, folder / DISCOVERY_FIGURE)
+    log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
+    if journal.logger is not None and known is None:
+        numbers = ("num_domains", "ari", "nmi", "bytes_down", "bytes_up")
+        journal.logger.log_metrics({f"discovery/{name}": record[name] for name in numbers}, step=0)
+    why = f" as {found.note}" if found.note else ""
+    journal.display.say(f"pseudo-domains: M = {found.num_domains} ({found.criterion}{why}), ARI {record['ari']:.2f}")
+    return found
+
+
+def _true_domains(experiment: Experiment) -> list[str]:
+    return [experiment.data.domain_names[domain] for domain in experiment.data.partition.client_domains]
+
+
+def _run(
+    experiment: Experiment, site: Site, journal: RunJournal, reached: Reached | None, updates: Updates | None
+) -> None:
     """Phases 1 to 3; what an earlier run has reached is not done again."""
-    folder, data = journal.folder, experiment.data
-    states = ClientStates(folder / "clients")
-    with experiment.backend.open(experiment, states) as runner:
+    folder = journal.folder
+    with experiment.backend.open(experiment, ClientStates(folder / "clients")) as runner:
         # Phase 1: brief local training everywhere, clustered into pseudo-domains
-        num_domains, assignments, table = 1, [0] * data.num_clients, None
+        domains = None
         if experiment.supervision != "base":
-            found = load_discovery(folder, journal.data)
-            if found is None:
-                found = discover(experiment, site, runner, journal)
-            true_domains = [data.domain_names[domain] for domain in data.partition.client_domains]
-            record = save_discovery(folder, found, true_domains, journal.data)
-            draw_discovery(record, folder / DISCOVERY_FIGURE)
-            log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
-            num_domains, assignments = found.num_domains, found.assignments
-            table = target_table(experiment, found)
-            journal.display.say(f"pseudo-domains: M = {num_domains} ({found.criterion}), ARI {record['ari']:.2f}")
+            domains = _find(experiment, site, runner, journal, updates)
         # Phase 2: from theta_0 again, with a head of M x C outputs
-        weights, buffers = site.initial(num_domains)
-        state = ServerState(0, weights, buffers, experiment.algorithm.init_server(weights))
+        weights, buffers = site.initial(1 if domains is None else domains.num_domains)
+        state = ServerState(0, weights, buffers, experiment.algorithm.init_server(weights), domains=domains)
         # Phase 3: federated rounds
         if reached is not None:
-            if set(weights) != set(reached.state.weights):
-                raise StorageError("Expected a checkpoint of this network but its weights have other names.")
-            state = replace(reached.state, weights={name: reached.state.weights[name] for name in weights})
+            state = _reached_state(reached, state)
             if last_round(folder) < state.round:  # it ended before its last round was judged
                 judge(experiment, runner, state, reached.metrics, journal)
         key = 0 if experiment.privacy.clip_norm is None else noise_key(folder)
-        run_rounds(experiment, runner, state, assignments, table, journal, key)
+        state = run_rounds(experiment, runner, state, journal, site.initial(1), key)
+    if state.domains is not None and state.domains.joined:
+        save_joined(folder, state.domains, _true_domains(experiment))
+
+
+def _reached_state(reached: Reached, start: ServerState) -> ServerState:
+    """Return the state that an earlier run has reached, in the form that this one would have."""
+    if set(start.weights) != set(reached.state.weights):
+        raise StorageError("Expected a checkpoint of this network but its weights have other names.")
+    weights = {name: reached.state.weights[name] for name in start.weights}
+    domains = start.domains
+    if domains is not None:
+        moved = reached.centroids is not None
+        centroids = domains.centroids if reached.centroids is None else reached.centroids
+        domains = replace(domains, joined=reached.about.joined, centroids=centroids, moved=moved)
+    return replace(reached.state, weights=weights, domains=domains)
 
 
 def prepare(experiment: Experiment, display: Display) -> Site:
@@ -149,37 +228,3 @@ def prepare(experiment: Experiment, display: Display) -> Site:
                 "they leave the clients without clipping or noise."
             )
     return site
-
-
-def discover(experiment: Experiment, site: Site, runner: Runner, journal: Journal) -> PseudoDomains:
-    """Phase 1: E_0 epochs from theta_0 at every client, then clustering of the normalised updates."""
-    weights, buffers = site.initial(num_domains=1)
-    seed, num_clients = experiment.seed_everything, experiment.data.num_clients
-    vectors: list[Tensor] = []
-    for result in runner.fit([FitTask(client, DISCOVERY, seed, weights, buffers) for client in range(num_clients)]):
-        vectors.append(_update_of(result))
-        journal.step("discovery", len(vectors), num_clients)
-    options = experiment.clustering
-    return cluster(torch.stack(vectors), experiment.num_domains, options.criterion, options.max_domains, seed)
-
-
-def _update_of(result: FitResult | FitFailure) -> Tensor:
-    """Return a client's update vector, or say why it has none."""
-    if isinstance(result, FitFailure):
-        raise InputError(f"Expected every client to take part in discovery but client {result.client}: {result.reason}")
-    update = result.upload["update"]["u"]
-    if not torch.isfinite(update).all():
-        raise InputError(
-            f"Expected a finite update but client {result.client}'s in discovery is not: lower --lr or set "
-            "--trainer.gradient_clip_val."
-        )
-    return update
-
-
-def target_table(experiment: Experiment, found: PseudoDomains) -> Tensor:
-    """Phase 2: the weights over pseudo-domains (M, M) that the supervision asks for."""
-    if experiment.supervision == "graded":
-        return GradedTargets(found.centroids, experiment.alpha, experiment.tau).table
-    if experiment.supervision == "random":
-        return RandomTargets(found.num_domains, experiment.phi).table
-    return HardTargets(found.num_domains).table

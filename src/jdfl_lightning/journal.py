@@ -49,6 +49,10 @@ class RunJournal(Journal):
         self.display.step(what, done, total)
         self.check()
 
+    def unassigned(self, client: int, reason: str) -> None:
+        """Say who has no pseudo-domain yet, and why."""
+        self.display.say(f"client {client} has no pseudo-domain yet: {reason}")
+
     def refused(self, round: int, client: int, reason: str) -> None:
         """Say who does not enter the round, and why."""
         self.display.say(f"round {round}: client {client} does not count: {reason}")
@@ -64,7 +68,9 @@ class RunJournal(Journal):
         if self._unsaved is not None:
             state, metrics = self._unsaved
             logger = None if self.logger is None or self.logger.version is None else str(self.logger.version)
-            self._checkpoints.save(as_record(state), About(state.round, state.clients, metrics, self.data, logger))
+            joined = {} if state.domains is None else state.domains.joined
+            about = About(state.round, state.clients, metrics, self.data, logger, joined)
+            self._checkpoints.save(as_record(state), about)
             self._unsaved = None
 
     def evaluated(self, report: RoundReport) -> None:

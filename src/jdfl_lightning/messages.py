@@ -11,6 +11,9 @@ from jdfl_lightning.tensors import Record, Tensors, num_bytes
 DISCOVERY = 0
 """The round of Phase 1; training rounds count from 1."""
 
+UNKNOWN = -1
+"""The pseudo-domain of a client that has none yet."""
+
 
 @dataclass(frozen=True)
 class FitTask:
@@ -33,11 +36,13 @@ class FitTask:
     weight: float = 1.0
     """w_i = N n_i / sum(n), or 1 with uniform weighting."""
     domain: int = 0
-    """The client's pseudo-domain z_i."""
+    """The client's pseudo-domain z_i, or `UNKNOWN`."""
     since: int = 0
     """The last round whose state of this client the server accepted; 0 if there is none."""
     attempt: int = 0
     """Times that the round was void and is repeated; a repetition draws anew."""
+    every_epoch: bool = False
+    """In Phase 1, tell the update after every epoch instead of the last one's vector."""
     table: Tensor | None = None
     """Weights over pseudo-domains (M, M), a row for each pseudo-domain; none in Phase 1 and for the baseline."""
 

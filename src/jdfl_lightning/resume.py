@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 
 from jdfl_lightning.checkpoint import About, Checkpoints
 from jdfl_lightning.config import Experiment, as_dict, run_of
 from jdfl_lightning.data import DomainDataModule
+from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError, require
 from jdfl_lightning.rounds import ServerState
-from jdfl_lightning.run_folder import CONFIG, RUNS, last_round
+from jdfl_lightning.run_folder import CONFIG, DIAGNOSIS, DISCOVERY, RUNS, last_round, load_discovery
 from jdfl_lightning.tensors import Record
 
 _FREE = (
     "rounds",
     "evaluate_every",
     "checkpoint",
+    "discovery",
     "backend",
     "logger",
     "presets",
@@ -32,6 +35,22 @@ _FREE = (
     "data.init_args.root",
 )
 """Settings that may change: they do not alter the rounds that are over. The images may have moved, not changed."""
+
+_PHASE_1 = (
+    "seed_everything",
+    "data",
+    "backbone",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "trainer.precision",
+    "trainer.gradient_clip_val",
+    "clustering.epochs",
+    "clustering.layers",
+    "clustering.fraction",
+    "clustering.sketch_dim",
+)
+"""Settings that decide what clients send in Phase 1, beside its batch size."""
 
 
 def fingerprint(data: DomainDataModule) -> str:
@@ -68,26 +87,61 @@ def _saved_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def check_same(experiment: Experiment, folder: Path) -> None:
-    """Raise an `InputError` that names what would alter the rounds that are over."""
-    saved, now = _saved_settings(folder), as_dict(experiment)
-    before, after = _fixed(saved), _fixed(now)
+def _require_equal(before: dict[str, Any], after: dict[str, Any], folder: Path, why: str) -> None:
+    """Raise an `InputError` that names the first setting that differs."""
     for key in [*before, *after]:
         if before.get(key, ...) != after.get(key, ...):
             old, new = (settings.get(key, "not set") for settings in (before, after))
             flag = key.replace(".init_args.", ".").removesuffix(".class_path")
-            raise InputError(
-                f"Expected --{flag} to be {old!r} as in {folder} but got {new!r}: the rounds that are over would have "
-                "been others. Leave it out, or start a new run."
-            )
+            raise InputError(f"Expected --{flag} to be {old!r} as in {folder} but got {new!r}: {why}")
+
+
+def check_same(experiment: Experiment, folder: Path) -> None:
+    """Raise an `InputError` that names what would alter the rounds that are over."""
+    saved, now = _saved_settings(folder), as_dict(experiment)
+    why = "the rounds that are over would have been others. Leave it out, or start a new run."
+    _require_equal(_fixed(saved), _fixed(now), folder, why)
     rounds = saved.get("rounds")
     if experiment.rounds != rounds and (experiment.algorithm.has_schedule or experiment.rounds < (rounds or 0)):
         why = "its rounds follow a schedule" if experiment.algorithm.has_schedule else "rounds can only be added"
         raise InputError(f"Expected --rounds to be {rounds} as in {folder} but got {experiment.rounds}: {why}.")
 
 
-def find_run(experiment: Experiment) -> Path | None:
-    """Return the folder of the run to continue, which has the same settings; nothing if a new one is to begin."""
+def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide what clients send in Phase 1, by their dotted names."""
+    names = tuple(f"{name}." for name in _PHASE_1)
+    chosen = {key: value for key, value in _fixed(settings).items() if f"{key}.".startswith(names)}
+    batch_size = settings.get("clustering", {}).get("batch_size") or settings.get("batch_size")
+    return chosen | {"clustering.batch_size": batch_size}
+
+
+def take_up(experiment: Experiment, data: str) -> Updates | None:
+    """Return the updates of the discovery that the settings name; nothing if they name none, or need none.
+
+    Args:
+        experiment: its seed, data, network and Phase 1 have to be those of the discovery.
+        data: fingerprint of the images.
+    """
+    if experiment.discovery is None or experiment.supervision == "base":
+        return None
+    folder = Path(experiment.discovery)
+    if not (folder / DISCOVERY).is_file():
+        raise InputError(f"Expected --discovery to be a folder with a {DISCOVERY} but got {folder}.")
+    why = "its clients would have sent other updates. Leave --discovery out to have them sent anew."
+    _require_equal(_phase_1(_saved_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
+    found = load_discovery(folder, data)
+    if found is None:
+        raise InputError(f"Expected --discovery to be of the same images but those of {folder} differ, or their split.")
+    return found[0]
+
+
+def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
+    """Return the folder of the run to continue, which has the same settings; nothing if a new one is to begin.
+
+    Args:
+        experiment: its `resume` says which.
+        diagnosis: whether it is to be one of `diagnose`, not of `fit`.
+    """
     if experiment.resume is None:
         return None
     if experiment.resume != "auto":
@@ -103,7 +157,9 @@ def find_run(experiment: Experiment) -> Path | None:
         return folder
     wanted = _fixed(as_dict(experiment))
     for folder in sorted(Path(RUNS).glob("*/"), key=lambda folder: folder.name, reverse=True):
-        if (folder / CONFIG).is_file() and _fixed(_saved_settings(folder)) == wanted:
+        if not (folder / CONFIG).is_file() or (folder / DIAGNOSIS).is_file() != diagnosis:
+            continue
+        if _fixed(_saved_settings(folder)) == wanted:
             check_same(experiment, folder)
             return folder
     return None
@@ -117,12 +173,15 @@ class Reached:
     metrics: dict[str, float]
     """The last round's, without its scores."""
     about: About
+    centroids: Tensor | None
+    """Those of the pseudo-domains, if they have moved since Phase 1."""
 
 
 def as_record(state: ServerState) -> Record:
     """Return the server's tensors as one record."""
     server = {f"server.{group}": tensors for group, tensors in state.record.items()}
-    return {"weights": state.weights, "buffers": state.buffers, **server}
+    moved = {} if state.domains is None or not state.domains.moved else {"domains": {"mu": state.domains.centroids}}
+    return {"weights": state.weights, "buffers": state.buffers, **server, **moved}
 
 
 def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | None:
@@ -152,7 +211,7 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
         raise InputError(f"Expected --data to give the images of the run {folder} but they, or their split, differ.")
     server = {group.removeprefix("server."): record[group] for group in record if group.startswith("server.")}
     state = ServerState(about.round, record["weights"], record.get("buffers", {}), server, about.clients)
-    return Reached(state, about.metrics, about)
+    return Reached(state, about.metrics, about, record.get("domains", {}).get("mu"))
 
 
 def _offer(checkpoints: Checkpoints, damaged: Path) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from torch import Tensor
-
 from jdfl_lightning.backends import Runner
+from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.evaluation import Evaluation, Scores
 from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.phase1 import Theta, target_table, welcome
 from jdfl_lightning.privacy import private_mean, spent_epsilon
 from jdfl_lightning.screening import screened, without_outliers
 from jdfl_lightning.seeding import numpy_generator
@@ -33,6 +33,8 @@ class ServerState:
     record: Record
     clients: dict[int, int] = field(default_factory=dict)
     """The round of the newest state of each client that keeps one."""
+    domains: PseudoDomains | None = None
+    """The pseudo-domains, with those who joined so far; none for the baseline."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class Journal:
 
     def step(self, what: str, done: int, total: int) -> None:
         """A client has answered."""
+
+    def unassigned(self, client: int, reason: str) -> None:
+        """A client has no pseudo-domain yet."""
 
     def refused(self, round: int, client: int, reason: str) -> None:
         """A client's answer does not enter a round, or there is none."""
@@ -104,27 +109,26 @@ def run_rounds(
     experiment: Experiment,
     runner: Runner,
     state: ServerState,
-    assignments: list[int],
-    table: Tensor | None,
     journal: Journal,
+    theta_0: Theta = ({}, {}),
     noise_key: int = 0,
-) -> None:
-    """Run the rounds that are left after a state.
+) -> ServerState:
+    """Run the rounds that are left after a state; return the last one's.
 
     Args:
         experiment: the run's settings.
         runner: an open backend.
         state: where to go on.
-        assignments: z_i, the pseudo-domain of each client.
-        table: weights over pseudo-domains; none for the baseline.
         journal: is told of every round.
+        theta_0: where Phase 1 starts, for clients that were not there.
         noise_key: secret of a private run.
     """
     for number in range(state.round + 1, experiment.rounds + 1):
-        state, metrics = _run_round(experiment, runner, state, number, assignments, table, journal, noise_key)
+        state, metrics = _run_round(experiment, runner, state, number, theta_0, journal, noise_key)
         journal.aggregated(state, metrics)
         judge(experiment, runner, state, metrics, journal)
     runner.finish()
+    return state
 
 
 def _run_round(
@@ -132,8 +136,7 @@ def _run_round(
     runner: Runner,
     state: ServerState,
     number: int,
-    assignments: list[int],
-    table: Tensor | None,
+    theta_0: Theta,
     journal: Journal,
     noise_key: int,
 ) -> tuple[ServerState, dict[str, float]]:
@@ -141,7 +144,7 @@ def _run_round(
     algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
     sizes = [len(images) for images in experiment.data.partition.clients]
     num_clients, num_examples = len(sizes), sum(sizes)
-    broadcast = algorithm.broadcast(state.record)
+    broadcast, domains, table, bytes_down = algorithm.broadcast(state.record), state.domains, None, 0
     refused: dict[int, str] = {}
 
     def refuse(client: int, reason: str) -> None:
@@ -149,6 +152,14 @@ def _run_round(
         journal.refused(number, client, reason)
 
     for attempt in range(_ATTEMPTS):
+        chosen = sample_clients(num_clients, experiment.clients_per_round, seed, number, attempt)
+        tally = _Tally(f"round {number}", len(chosen), journal)
+        if domains is not None:
+            if experiment.supervision != "random":  # which does not look at a client's pseudo-domain
+                domains, bytes_down, tally.bytes = welcome(
+                    experiment, runner, theta_0, domains, chosen, number, journal.unassigned
+                )
+            table = target_table(experiment, domains)
         tasks = [
             FitTask(
                 client=client,
@@ -159,15 +170,14 @@ def _run_round(
                 server=broadcast,
                 rounds=experiment.rounds,
                 weight=num_clients * sizes[client] / num_examples if algorithm.weighting == "samples" else 1.0,
-                domain=assignments[client],
+                domain=0 if domains is None else domains.of(client),
                 since=state.clients.get(client, 0),
                 attempt=attempt,
                 table=table,
             )
-            for client in sample_clients(num_clients, experiment.clients_per_round, seed, number, attempt)
+            for client in chosen
         ]
         refused.clear()
-        tally = _Tally(f"round {number}", len(tasks), journal)
         results = screened(tally.count(runner.fit(tasks)), state.weights, state.buffers, refuse)
         if experiment.max_update_norm is not None:
             results = without_outliers(results, state.weights, experiment.max_update_norm, refuse)
@@ -198,12 +208,13 @@ def _run_round(
         **_spent(experiment, number),
         "clients": tally.clients,
         "refused": len(refused),
-        "bytes/down": sum(task.num_bytes for task in tasks),
+        **({} if domains is None else {"joined": float(len(domains.joined))}),
+        "bytes/down": bytes_down + sum(task.num_bytes for task in tasks),
         "bytes/up": tally.bytes,
         "time/fit": time.perf_counter() - start,
     }
     buffers = tally.buffers.mean() if tally.clients else state.buffers
-    return ServerState(number, weights, buffers, record, clients), metrics
+    return ServerState(number, weights, buffers, record, clients, domains), metrics
 
 
 def _spent(experiment: Experiment, rounds: int) -> dict[str, float]:

@@ -13,17 +13,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import yaml
 
 from jdfl_lightning.checkpoint import load_record, save_record, write_whole
-from jdfl_lightning.discovery import PseudoDomains
+from jdfl_lightning.clustering import PseudoDomains, project
+from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError
 from jdfl_lightning.tensors import Tensors
 
 RUNS = "runs"
 """Where new run folders are made."""
 CONFIG, METRICS, CURVES = "config.yaml", "metrics.csv", "curves.png"
-DISCOVERY, DISCOVERY_FIGURE, CENTROIDS = "discovery.json", "discovery.png", "discovery.safetensors"
+DISCOVERY, DISCOVERY_FIGURE, VECTORS = "discovery.json", "discovery.png", "discovery.safetensors"
+DIAGNOSIS, DIAGNOSIS_FIGURE = "diagnosis.csv", "diagnosis.png"
 DOMAIN_PREFIX = "test/acc/"
 """Start of the names of a domain's accuracy in ``metrics.csv``."""
 
@@ -131,40 +134,88 @@ def forget_rounds(folder: Path, after: int) -> float:
     return max((accuracy for accuracy in judged if not math.isnan(accuracy)), default=float("-inf"))
 
 
-def save_discovery(folder: Path, found: PseudoDomains, true_domains: list[str], data: str) -> dict[str, Any]:
-    """Write ``discovery.json`` and the centroids beside it; return what was written.
+def save_discovery(
+    folder: Path, updates: Updates, found: PseudoDomains, true_domains: Sequence[str], data: str
+) -> dict[str, Any]:
+    """Write ``discovery.json``, and beside it the vectors that it comes from; return what was written.
 
     Args:
         folder: the run folder.
+        updates: what the clients sent.
         found: the pseudo-domains.
         true_domains: the true domain of each client.
         data: fingerprint of the images.
     """
-    record = found.as_json(true_domains) | {"centroids": CENTROIDS, "data": data}
-    save_record(folder / CENTROIDS, {"centroids": {"mu": found.centroids}})
+    record = found.as_json(true_domains) | {
+        "projection": dict(zip(map(str, updates.clients), project(updates.vectors), strict=True)),
+        "left_out": {str(client): reason for client, reason in updates.left_out.items()},
+        "vector_length": updates.vectors.shape[1],
+        "bytes_down": updates.bytes_down,
+        "bytes_up": updates.bytes_up,
+        "vectors": VECTORS,
+        "data": data,
+    }
+    clients = torch.tensor(updates.clients)
+    save_record(
+        folder / VECTORS, {"centroids": {"mu": found.centroids}, "updates": {"u": updates.vectors, "clients": clients}}
+    )
     write_whole(folder / DISCOVERY, json.dumps(record, indent=1).encode())
     return record
 
 
-def load_discovery(folder: Path, data: str) -> PseudoDomains | None:
-    """Read the pseudo-domains of a run; nothing if it ended before they were known, or if they are of other images."""
-    file = folder / DISCOVERY
-    if not file.exists():
-        return None
-    record = load_record(folder / CENTROIDS)[0]
+def save_joined(folder: Path, found: PseudoDomains, true_domains: Sequence[str]) -> None:
+    """Add the clients that joined later to ``discovery.json``."""
+    record = read_discovery(folder)
+    record["joined"] = {
+        str(client): {"domain": domain, "true_domain": true_domains[client]} for client, domain in found.joined.items()
+    }
+    write_whole(folder / DISCOVERY, json.dumps(record, indent=1).encode())
+
+
+def read_discovery(folder: Path) -> dict[str, Any]:
+    """Read ``discovery.json``."""
     try:
-        found = json.loads(file.read_text())
+        record = json.loads((folder / DISCOVERY).read_text())
+        if not isinstance(record, dict):
+            raise ValueError("it holds no record")
+        return record
+    except FileNotFoundError as error:
+        raise InputError(f"Expected a folder with pseudo-domains but {folder} has no {DISCOVERY}.") from error
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
+
+
+def load_discovery(folder: Path, data: str) -> tuple[Updates, PseudoDomains] | None:
+    """Read what Phase 1 gave; nothing if there is nothing yet, or if it is of other images.
+
+    Args:
+        folder: of a run, or of a discovery alone.
+        data: fingerprint of the images.
+    """
+    if not (folder / DISCOVERY).exists():
+        return None
+    found = read_discovery(folder)
+    record = load_record(folder / VECTORS)[0]
+    try:
         if found["data"] != data:
             return None
-        return PseudoDomains(
-            assignments=[int(domain) for domain in found["assignments"]],
+        updates = Updates(
+            clients=record["updates"]["clients"].tolist(),
+            vectors=record["updates"]["u"],
+            left_out={int(client): str(reason) for client, reason in found["left_out"].items()},
+            bytes_down=int(found["bytes_down"]),
+            bytes_up=int(found["bytes_up"]),
+        )
+        return updates, PseudoDomains(
+            assignments={int(client): int(domain) for client, domain in found["assignments"].items()},
             centroids=record["centroids"]["mu"],
-            criterion=found["criterion"],
+            criterion=str(found["criterion"]),
             inertias={int(m): float(value) for m, value in found["inertias"].items()},
             silhouettes={int(m): float(value) for m, value in found["silhouettes"].items()},
+            note=str(found["note"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"Expected the pseudo-domains of a run but {file} cannot be read: {error}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
 
 
 @dataclass(frozen=True)

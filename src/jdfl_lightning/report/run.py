@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -39,11 +38,13 @@ def run_table(run: Run) -> Table:
     return accuracy_table("class-only accuracy (%)", run.ends)
 
 
-def _new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
+def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
+    """Give axes labels, a title and a light look."""
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(title, loc="left", fontsize=10)
     axes.grid(alpha=0.3)
@@ -52,7 +53,7 @@ def _plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
 
 def draw_curves(run: Run, file: Path) -> None:
     """Draw accuracy (overall and for each domain) and training loss against the round."""
-    figure = _new_figure(10, 4)
+    figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     rounds = [row["round"] for row in run.rows]
     evaluated = [row for row in run.rows if not math.isnan(row["test/acc"])]
@@ -74,30 +75,7 @@ def draw_curves(run: Run, file: Path) -> None:
     algorithm = run.config["algorithm"]["class_path"].rpartition(".")[2]
     data = run.config["data"]["class_path"].rpartition(".")[2]
     title = f"{data}, {algorithm}, {run.config['supervision']}, seed {run.config['seed_everything']}"
-    _plain(left, "round", "class-only accuracy (%)", title)
+    plain(left, "round", "class-only accuracy (%)", title)
     right.plot(rounds, [row["train/loss"] for row in run.rows], lw=1.5, color="tab:gray")
-    _plain(right, "round", "training loss", "")
-    figure.savefig(file, dpi=130)
-
-
-def draw_discovery(discovery: dict[str, Any], file: Path) -> None:
-    """Draw how M was chosen and how similar the pseudo-domains are."""
-    figure = _new_figure(10, 3.6)
-    left, right = figure.subplots(1, 2)
-    inertias = {int(m): value for m, value in discovery["inertias"].items()}
-    chosen = discovery["num_domains"]
-    left.plot(list(inertias), list(inertias.values()), "o-", color="tab:blue")
-    left.axvline(chosen, color="black", lw=1, ls=":")
-    ari = f", ARI {discovery['ari']:.2f}" if "ari" in discovery else ""
-    _plain(left, "pseudo-domains M", "inertia", f"M = {chosen} ({discovery['criterion']}){ari}")
-    left.set_xticks(list(inertias))
-    similarities = discovery["similarities"]
-    image = right.imshow(similarities, vmin=-1, vmax=1, cmap="RdBu_r")
-    for row, values in enumerate(similarities):
-        for column, value in enumerate(values):
-            colour = "white" if abs(value) > 0.6 else "black"
-            right.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
-    right.set(xticks=range(chosen), yticks=range(chosen), xlabel="pseudo-domain", ylabel="pseudo-domain")
-    right.set_title("cosine similarity of centroids", loc="left", fontsize=10)
-    figure.colorbar(image, ax=right)
+    plain(right, "round", "training loss", "")
     figure.savefig(file, dpi=130)

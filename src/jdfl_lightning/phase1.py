@@ -1,0 +1,132 @@
+"""Phase 1: ask clients for their updates, find pseudo-domains in them, and let those who come later join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from jdfl_lightning.backends import Runner
+from jdfl_lightning.clustering import PseudoDomains, cluster
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.discovery import Updates
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
+from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.seeding import numpy_generator
+from jdfl_lightning.tensors import Tensors
+
+Theta = tuple[Tensors, Tensors]
+"""Weights and buffers."""
+LeaveOut = Callable[[int, str], None]
+"""Is told (client, reason) of a client that has no pseudo-domain yet."""
+
+
+def discovery_clients(experiment: Experiment) -> list[int]:
+    """Return the clients that take part in Phase 1, sorted: a function of the seed."""
+    num_clients, fraction = experiment.data.num_clients, experiment.clustering.fraction
+    count = max(1, int(fraction * num_clients + 0.5))
+    chosen = numpy_generator(experiment.seed_everything, "discovery").choice(num_clients, count, replace=False)
+    return sorted(chosen.tolist())
+
+
+def collect_updates(
+    experiment: Experiment,
+    runner: Runner,
+    theta_0: Theta,
+    step: Callable[[str, int, int], None],
+    leave_out: LeaveOut,
+) -> Updates:
+    """Have clients train E_0 epochs from theta_0; return their normalised updates.
+
+    Args:
+        experiment: the run's settings.
+        runner: an open backend.
+        theta_0: the shared initialisation, with a head of C outputs.
+        step: moves the display.
+        leave_out: is told of a client whose update cannot be used; it gets a pseudo-domain later.
+    """
+    asked = discovery_clients(experiment)
+    tasks = [_probe(experiment, client, theta_0) for client in asked]
+    vectors: dict[int, Tensor] = {}
+    left_out: dict[int, str] = {}
+    bytes_up = 0
+    for done, (client, result) in enumerate(zip(asked, runner.fit(tasks), strict=True), start=1):
+        update = update_of(result)
+        if isinstance(update, str):
+            left_out[client] = update
+            leave_out(client, update)
+        else:
+            vectors[client] = update
+            bytes_up += update.numel() * update.element_size()
+        step("discovery", done, len(asked))
+    if not vectors:
+        client, reason = next(iter(left_out.items()))
+        raise InputError(f"Expected clients with an update to cluster but none has one. Client {client}: {reason}")
+    down = sum(task.num_bytes for task in tasks)
+    return Updates(list(vectors), torch.stack(list(vectors.values())), left_out, down, bytes_up)
+
+
+def find_domains(experiment: Experiment, updates: Updates) -> PseudoDomains:
+    """Cluster updates as the settings say."""
+    options = experiment.clustering
+    return cluster(updates, experiment.num_domains, options.criterion, options.max_domains, experiment.seed_everything)
+
+
+def _probe(experiment: Experiment, client: int, theta_0: Theta, attempt: int = 0) -> FitTask:
+    weights, buffers = theta_0
+    return FitTask(client, DISCOVERY, experiment.seed_everything, weights, buffers, attempt=attempt)
+
+
+def update_of(result: FitResult | FitFailure) -> Tensor | str:
+    """Return a client's update vector, or why it has none that can be used."""
+    if isinstance(result, FitFailure):
+        return result.reason
+    update = result.upload["update"]["u"]
+    if not torch.isfinite(update).all():
+        return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
+    if not update.any():
+        return "its update is zero"
+    return update
+
+
+def welcome(
+    experiment: Experiment,
+    runner: Runner,
+    theta_0: Theta,
+    domains: PseudoDomains,
+    clients: Sequence[int],
+    round: int,
+    leave_out: LeaveOut,
+) -> tuple[PseudoDomains, int, int]:
+    """Give pseudo-domains to those of a round's clients that have none; one that gives no update stays without.
+
+    A client that was not asked in Phase 1 sends what it would have sent then; one that was left out draws anew.
+
+    Returns:
+        The pseudo-domains, and the bytes sent to the clients and by them.
+    """
+    newcomers = [client for client in clients if not domains.knows(client)]
+    if not newcomers:
+        return domains, 0, 0
+    asked = set(discovery_clients(experiment))
+    tasks = [_probe(experiment, client, theta_0, round if client in asked else 0) for client in newcomers]
+    up = 0
+    for client, result in zip(newcomers, runner.fit(tasks), strict=True):
+        update = update_of(result)
+        if isinstance(update, str):
+            leave_out(client, update)
+        else:
+            domains = domains.join(client, update, experiment.clustering.newcomers == "update")
+            up += update.numel() * update.element_size()
+    return domains, sum(task.num_bytes for task in tasks), up
+
+
+def target_table(experiment: Experiment, domains: PseudoDomains) -> Tensor:
+    """Phase 2: the weights over pseudo-domains (M, M) that the supervision asks for."""
+    if experiment.supervision == "graded":
+        return GradedTargets(domains.centroids, experiment.alpha, experiment.tau).table
+    if experiment.supervision == "random":
+        return RandomTargets(domains.num_domains, experiment.phi).table
+    return HardTargets(domains.num_domains).table

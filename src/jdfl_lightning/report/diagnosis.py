@@ -1,0 +1,120 @@
+"""A sweep over Phase 1: how well the clusters agree with the domains, and how often M was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+from rich.table import Table
+
+from jdfl_lightning import published
+from jdfl_lightning.errors import StorageError
+from jdfl_lightning.findings import Finding, read_findings
+from jdfl_lightning.report.run import new_figure
+from jdfl_lightning.run_folder import CONFIG
+
+Grid = dict[tuple[int, int, str], float]
+"""(E_0, batch size, layers) -> value."""
+
+
+def grid(findings: Sequence[Finding], value: Callable[[Finding], float | None]) -> Grid:
+    """Return the mean over seeds of a value, for each case that has one."""
+    values: dict[tuple[int, int, str], list[float]] = {}
+    for finding in findings:
+        if (found := value(finding)) is not None:
+            values.setdefault((finding.epochs, finding.batch_size, finding.layers), []).append(found)
+    return {case: mean(found) for case, found in values.items()}
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load((folder / CONFIG).read_text())
+        if isinstance(settings, dict):
+            return settings
+    except (OSError, ValueError, yaml.YAMLError):
+        pass
+    raise StorageError(f"Expected the settings of a diagnosis but {folder / CONFIG} holds none.")
+
+
+def grids(folder: Path) -> list[tuple[str, Grid, Grid]]:
+    """Return title, measured grid and published grid (empty where there is none) of all that a sweep shows."""
+    findings, data = read_findings(folder), _settings(folder)["data"]
+    if not findings:
+        raise StorageError(f"Expected a finished case but {folder} has none.")
+    clients, domains, seeds = findings[0].clients, findings[0].domains, len({finding.seed for finding in findings})
+    of = f"{clients} clients, {data['init_args'].get('size')} px, {seeds} seed{'s' * (seeds > 1)}"
+    pacs = str(data["class_path"]).rpartition(".")[2] == "PACS"
+    elbows = {case[1:]: share for case, share in published.elbow_grid().items() if case[0] == clients}
+    shown = [
+        (f"ARI with M = {domains} ({of})", lambda f: f.ari, published.ari_grid() if pacs else {}),
+        (f"share of seeds with the elbow at {domains}", lambda f: float(f.elbow == domains), elbows if pacs else {}),
+        (f"share of seeds with the silhouette at {domains}", lambda f: float(f.silhouette == domains), {}),
+    ]
+    if findings[0].sketch_dim is not None:
+        name = f"ARI with M = {domains}, sketches of {findings[0].sketch_dim}"
+        shown.append((name, lambda f: f.sketch_ari, {}))
+    return [(title, grid(findings, value), beside) for title, value, beside in shown]
+
+
+def _axes_of(measured: Grid) -> tuple[list[int], list[tuple[int, str]]]:
+    rows = sorted({epochs for epochs, _, _ in measured}, reverse=True)
+    return rows, sorted({(batch_size, layers) for _, batch_size, layers in measured})
+
+
+def diagnosis_tables(folder: Path) -> list[Table]:
+    """Return the grids of a sweep for a terminal, the paper's values behind a slash."""
+    tables = []
+    for title, measured, beside in grids(folder):
+        rows, columns = _axes_of(measured)
+        table = Table(title=f"{title}{' / paper' if beside else ''}", title_justify="left")
+        table.add_column("E_0", justify="right")
+        for batch_size, layers in columns:
+            table.add_column(f"b{batch_size}-{layers}", justify="right")
+        for epochs in rows:
+            cells = []
+            for column in columns:
+                case = (epochs, *column)
+                paper = f" / {beside[case]:.2f}" if case in beside else ""
+                cells.append(f"{measured[case]:.2f}{paper}" if case in measured else "")
+            table.add_row(str(epochs), *cells)
+        tables.append(table)
+    return tables
+
+
+def draw_diagnosis(folder: Path, file: Path) -> None:
+    """Draw the grids of a sweep as heat maps, the paper's beside them."""
+    shown = grids(folder)
+    figure = new_figure(15, 3.4 * len(shown))
+    panels = figure.subplots(len(shown), 2, squeeze=False)
+    for (left, right), (title, measured, beside) in zip(panels, shown, strict=True):
+        rows, columns = _axes_of(measured)
+        image = _draw_grid(left, measured, rows, columns, title)
+        if beside:
+            clients = 40 if "ARI" in title else None
+            about = f"{f'{clients} clients, ' if clients else ''}112 px, {published.DISCOVERY_SEEDS} seeds"
+            _draw_grid(right, beside, rows, columns, f"the paper ({about})")
+        else:
+            right.set_axis_off()
+        figure.colorbar(image, ax=(left, right), shrink=0.9)
+    figure.savefig(file, dpi=110)
+
+
+def _draw_grid(
+    axes: Axes, values: Grid, rows: Sequence[int], columns: Sequence[tuple[int, str]], title: str
+) -> AxesImage:
+    cells = [[values.get((epochs, *column), float("nan")) for column in columns] for epochs in rows]
+    image = axes.imshow(cells, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+    for row, line in enumerate(cells):
+        for column, value in enumerate(line):
+            if value == value:
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(columns)), [f"b{batch_size}-{layers}" for batch_size, layers in columns], fontsize=8)
+    axes.set_yticks(range(len(rows)), [str(epochs) for epochs in rows])
+    axes.set_ylabel("$E_0$")
+    axes.set_title(title, loc="left", fontsize=10)
+    return image

@@ -1,0 +1,134 @@
+"""Phase 1: how M was chosen, who is in which pseudo-domain, how similar they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from rich.markup import escape
+from rich.table import Table
+
+from jdfl_lightning.joint.targets import default_alpha, graded_table
+from jdfl_lightning.report.run import new_figure, plain
+
+_MARKERS = "os^DvP*X<>"
+_MANY = 60
+"""Clients from which on a picture no longer names each one."""
+
+
+def _numbers(record: Mapping[str, Any], name: str) -> dict[int, float]:
+    return {int(m): float(value) for m, value in record[name].items()}
+
+
+def discovery_tables(record: Mapping[str, Any], alpha: float | None, tau: float) -> list[Table]:
+    """Return all that a terminal shows of Phase 1.
+
+    Args:
+        record: ``discovery.json``.
+        alpha: mass of graded targets on the own pseudo-domain; none for the paper's.
+        tau: their temperature.
+    """
+    return [choice_table(record), domains_table(record), graded_weights_table(record, alpha, tau)]
+
+
+def choice_table(record: Mapping[str, Any]) -> Table:
+    """Return inertia and silhouette for each M, with the M that each criterion picks and the one taken."""
+    by = f"{record['criterion']}{', as ' + record['note'] if record['note'] else ''}"
+    table = Table(title=f"M = {record['num_domains']} ({by})", title_justify="left")
+    for name in ("M", "inertia", "silhouette"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    inertias, silhouettes = _numbers(record, "inertias"), _numbers(record, "silhouettes")
+    for m, inertia in inertias.items():
+        marks = [name for name, pick in record["picks"].items() if pick == m]
+        marks += ["taken"] if m == record["num_domains"] else []
+        silhouette = f"{silhouettes[m]:.3f}" if m in silhouettes else "-"
+        table.add_row(str(m), f"{inertia:.3f}", silhouette, ", ".join(marks))
+    return table
+
+
+def domains_table(record: Mapping[str, Any]) -> Table:
+    """Return how many clients of each true domain are in each pseudo-domain, with ARI and NMI."""
+    truth: dict[str, str] = record["true_domains"]
+    names = list(dict.fromkeys(truth.values()))
+    counts = Counter((domain, truth[client]) for client, domain in record["assignments"].items())
+    title = f"clients of each true domain, ARI {record['ari']:.3f}, NMI {record['nmi']:.3f}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("pseudo-domain", justify="right")
+    for name in names:
+        table.add_column(escape(name), justify="right")
+    for domain in range(record["num_domains"]):
+        table.add_row(str(domain), *(str(counts[domain, name] or "") for name in names))
+    return table
+
+
+def graded_weights_table(record: Mapping[str, Any], alpha: float | None, tau: float) -> Table:
+    """Return the weights that graded targets give to each pseudo-domain."""
+    similarities = torch.tensor(record["similarities"], dtype=torch.float64)
+    alpha = default_alpha(len(similarities)) if alpha is None else alpha
+    table = Table(title=f"graded weights, alpha {alpha:g}, tau {tau:g}", title_justify="left")
+    table.add_column("client of", justify="right")
+    for domain in range(len(similarities)):
+        table.add_column(str(domain), justify="right")
+    for domain, row in enumerate(graded_table(similarities, alpha, tau).tolist()):
+        table.add_row(str(domain), *(f"{weight:.3f}" for weight in row))
+    return table
+
+
+def draw_discovery(record: Mapping[str, Any], file: Path) -> None:
+    """Draw how M was chosen, how similar the pseudo-domains are, and where the clients lie."""
+    figure = new_figure(15, 4.4)
+    left, middle, right = figure.subplots(1, 3, width_ratios=[1.1, 1, 1.2])
+    _draw_choice(left, record)
+    similarities = record["similarities"]
+    image = middle.imshow(similarities, vmin=-1, vmax=1, cmap="RdBu_r")
+    for row, values in enumerate(similarities):
+        for column, value in enumerate(values):
+            colour = "white" if abs(value) > 0.6 else "black"
+            middle.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
+    ticks = range(record["num_domains"])
+    middle.set(xticks=ticks, yticks=ticks, xlabel="pseudo-domain", ylabel="pseudo-domain")
+    middle.set_title("cosine similarity of centroids", loc="left", fontsize=10)
+    figure.colorbar(image, ax=middle)
+    _draw_clients(right, record)
+    figure.savefig(file, dpi=130)
+
+
+def _draw_choice(axes: Axes, record: Mapping[str, Any]) -> None:
+    inertias, silhouettes, chosen = _numbers(record, "inertias"), _numbers(record, "silhouettes"), record["num_domains"]
+    axes.plot(list(inertias), list(inertias.values()), "o-", color="tab:blue", label="inertia")
+    axes.axvline(chosen, color="black", lw=1, ls=":")
+    ari = f", ARI {record['ari']:.2f}" if "ari" in record else ""
+    plain(axes, "pseudo-domains M", "inertia", f"M = {chosen} ({record['criterion']}){ari}")
+    axes.yaxis.label.set_color("tab:blue")
+    axes.set_xticks(list(inertias))
+    if silhouettes:
+        other = axes.twinx()
+        other.plot(list(silhouettes), list(silhouettes.values()), "s--", color="tab:orange", ms=4)
+        other.set_ylabel("silhouette", color="tab:orange")
+        other.spines[["top"]].set_visible(False)
+
+
+def _draw_clients(axes: Axes, record: Mapping[str, Any]) -> None:
+    truth = record.get("true_domains", {})
+    names = list(dict.fromkeys(truth.values())) or [""]
+    colours = [f"C{domain % 10}" for domain in range(record["num_domains"])]
+    few = len(record["projection"]) <= _MANY
+    for name, marker in zip(names, _MARKERS * (len(names) // len(_MARKERS) + 1), strict=False):
+        members = [client for client in record["projection"] if truth.get(client, "") == name]
+        points = [record["projection"][client] for client in members]
+        shades = [colours[record["assignments"][client]] for client in members]
+        x, y = [point[0] for point in points], [point[1] for point in points]
+        axes.scatter(x, y, c=shades, marker=marker, s=60 if few else 14, alpha=0.8, lw=0)
+        axes.scatter([], [], c="gray", marker=marker, label=name or "client")
+        if few:
+            for client, point in zip(members, points, strict=True):
+                axes.annotate(client, point, xytext=(5, 4), textcoords="offset points", fontsize=7, color="dimgray")
+    for domain, colour in enumerate(colours):
+        axes.scatter([], [], c=colour, marker="s", label=f"pseudo-domain {domain}")
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    plain(axes, "first principal component", "second", "clients' updates: colour found, shape true domain")
