@@ -13,7 +13,7 @@ import jdfl_lightning
 
 SOURCE = Path(jdfl_lightning.__file__).parent
 LAYERS = [
-    ["errors", "memory", "nursery", "seeding", "tensors", "messages"],
+    ["errors", "memory", "nursery", "published", "seeding", "tensors", "messages"],
     ["joint", "models", "algorithms", "discovery", "trainer", "display", "interrupts", "screening"],
     ["data", "module"],
     ["checkpoint", "client", "privacy", "run_folder"],

@@ -1,0 +1,152 @@
+"""What the paper reports, typed over from its tables and figures, and the settings that it states.
+
+Accuracies are per cent at the best round, means of three seeds. Columns of domains follow the heads of the paper's
+tables: the captions of settings B and C list the domains in another order, with which no row adds up.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+TITLES = {
+    "office_caltech": "Office-Caltech",
+    "pacs_a": "PACS, setting A",
+    "pacs_b": "PACS, setting B",
+    "pacs_c": "PACS, setting C",
+}
+"""The paper's experiments: the name of each here, and how it is called."""
+M_CURVE = "pacs_b"
+"""The experiment whose number of pseudo-domains was varied, with FedAvg."""
+DISCOVERY_SEEDS = 5
+"""Seeds of the two grids of discovery, which are of PACS."""
+
+_DOMAINS_FROM = 4  # columns before: algorithm, supervision, overall, gain
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of one of the paper's tables."""
+
+    algorithm: str
+    supervision: str
+    overall: float
+    gain: float | None = None
+    """As printed, over the same algorithm's base."""
+    domains: Mapping[str, float] = field(default_factory=dict)
+    """Accuracy by the data set's name of the domain; empty where the paper has the overall accuracy alone."""
+    doubtful: frozenset[str] = frozenset()
+    """Cells that are no count of test images over three seeds; ``sum`` if all are, but do not add up to the overall."""
+
+    def doubts(self, cell: str) -> bool:
+        """Return whether ``overall`` or a domain's accuracy may be a misprint."""
+        return cell in self.doubtful or "sum" in self.doubtful
+
+
+@cache
+def _rows(name: str) -> tuple[dict[str, str], ...]:
+    return tuple(csv.DictReader((files(__package__) / f"{name}.csv").read_text().splitlines()))
+
+
+def _optional(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def domain_results(experiment: str) -> list[Result]:
+    """Return an experiment's table of accuracies for each domain.
+
+    >>> domain_results("pacs_b")[0].domains
+    {'art_painting': 45.04, 'cartoon': 72.2, 'photo': 69.26, 'sketch': 76.68}
+    """
+    return [
+        Result(
+            algorithm=row["algorithm"],
+            supervision=row["supervision"],
+            overall=float(row["overall"]),
+            gain=_optional(row["gain"]),
+            domains={name: float(row[name]) for name in list(row)[_DOMAINS_FROM:-1]},
+            doubtful=frozenset(row["doubtful"].split()),
+        )
+        for row in _rows(experiment)
+    ]
+
+
+def main_table() -> dict[tuple[str, str, str], tuple[float, float | None]]:
+    """Return the paper's main table: (experiment, algorithm, supervision) -> accuracy and printed gain."""
+    return {
+        (row["experiment"], row["algorithm"], row["supervision"]): (float(row["accuracy"]), _optional(row["gain"]))
+        for row in _rows("main")
+    }
+
+
+def ablation() -> dict[tuple[str, str], float]:
+    """Return FedAvg's bars, the hard joint head among them: (experiment, supervision) -> accuracy."""
+    return {(row["experiment"], row["supervision"]): float(row["accuracy"]) for row in _rows("ablation")}
+
+
+def num_domains_curve() -> dict[tuple[str, int], float]:
+    """Return FedAvg's accuracy on `M_CURVE` by M: (supervision, M) -> accuracy; the base has M = 1."""
+    return {(row["supervision"], int(row["num_domains"])): float(row["accuracy"]) for row in _rows("num_domains")}
+
+
+def ari_grid() -> dict[tuple[int, int, str], float]:
+    """Return the agreement of clusters and domains, 40 clients, M = 4: (E_0, batch size, layers) -> ARI."""
+    return {(int(row["epochs"]), int(row["batch_size"]), row["layers"]): float(row["ari"]) for row in _rows("ari")}
+
+
+def elbow_grid() -> dict[tuple[int, int, int, str], float]:
+    """Return how often the elbow was at 4: (clients, E_0, batch size, layers) -> share of the seeds."""
+    return {
+        (int(row["num_clients"]), int(row["epochs"]), int(row["batch_size"]), row["layers"]): float(row["fraction"])
+        for row in _rows("elbow")
+    }
+
+
+def find_result(experiment: str, algorithm: str, supervision: str) -> Result | None:
+    """Return what the paper reports for an algorithm and a supervision; nothing if it does not."""
+    for result in domain_results(experiment):
+        if (result.algorithm, result.supervision) == (algorithm, supervision):
+            return result
+    if algorithm == "FedAvg" and (experiment, supervision) in (bars := ablation()):
+        return Result(algorithm, supervision, bars[experiment, supervision])
+    return None
+
+
+def stated_settings(experiment: str, algorithm: str) -> dict[str, float | str]:
+    """Return what the paper states of an experiment's settings, by their names in a config.
+
+    ``seeds`` is their number. What it leaves open is not here: the batch size, and FedDC's alpha in setting C.
+
+    >>> stated_settings("pacs_a", "FedProc")["rounds"], stated_settings("pacs_b", "FedDC")["algorithm.alpha"]
+    (300.0, 0.1)
+    """
+    found: dict[str, float | str] = {}
+    for wanted in ("", algorithm):  # what is said of one algorithm goes before what is said of all
+        for row in _rows("settings"):
+            if row["experiment"] in ("", experiment) and row["algorithm"] == wanted:
+                found[row["setting"]] = _number_or_name(row["value"])
+    return found
+
+
+def _number_or_name(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def find_experiment(data: str, num_clients: float, epochs: float, client_fraction: float) -> str | None:
+    """Return the paper's experiment with a data set, clients, local epochs and share of clients; nothing if none has.
+
+    >>> find_experiment("PACS", 40, 3, 0.5)
+    'pacs_c'
+    """
+    wanted = {"data": data, "data.num_clients": num_clients, "epochs": epochs, "client_fraction": client_fraction}
+    for experiment in TITLES:
+        stated = stated_settings(experiment, "")
+        if all(stated[name] == value for name, value in wanted.items()):
+            return experiment
+    return None
