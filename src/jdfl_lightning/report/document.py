@@ -70,8 +70,8 @@ INTRODUCTION = (
     "A difference to base is taken seed by seed, between runs that share everything but the joint head. Its 95 % "
     "interval is mean ± t s / √n, with s the standard deviation of the n differences and t the 97.5 % quantile of "
     "Student's distribution with n - 1 degrees of freedom. It is called a gain, or a loss, only if the interval lies "
-    "on one side of 0. Intervals are not corrected for their number: where nothing differs, one in twenty lies on one "
-    "side by chance.",
+    "on one side of 0; if it contains 0, no difference is shown, and with one seed none is judged. Intervals are not "
+    "corrected for their number: where nothing differs, one in twenty lies on one side by chance.",
     "Values of the paper are means of three seeds; a question mark says that a value is no count of test images, or "
     "that its row does not add up, so that it may be a misprint.",
 )
@@ -110,7 +110,7 @@ def verdict(row: Row) -> str:
     """Return what the seeds say of the difference to the baseline."""
     if row.supervision == "base":
         return NONE
-    return row.difference.verdict if row.difference else "no base run with these settings and seeds"
+    return row.difference.verdict if row.difference else "no base to compare"
 
 
 def domains_text(row: Row) -> str:
@@ -160,7 +160,7 @@ def _who(rows: Sequence[Row]) -> tuple[list[Column], list[list[Cell]]]:
 def accuracy_table(rows: Sequence[Row], caption: str) -> Table:
     """Return the main table: accuracy, difference to base, verdict, the paper's value and what differs from it."""
     columns, cells = _who(rows)
-    columns += [Column("seeds"), Column("accuracy"), Column("difference to base"), Column("verdict", "text")]
+    columns += [Column("seeds"), Column("accuracy"), Column("difference to base"), Column("verdict", "word")]
     with_paper = any(row.published for row in rows)
     if with_paper:
         columns += [Column("paper (gain)"), Column("differs from the paper", "text")]

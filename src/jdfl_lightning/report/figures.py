@@ -39,6 +39,7 @@ def draw_accuracy(section: Section, file: Path) -> None:
             axes.legend(fontsize=7, loc="lower right")
     for axes in grid[:, 0]:
         axes.set_ylabel("class-only accuracy (%)")
+    grid[0, 0].set_ylim(bottom=_floor(section.rows))  # of all panels
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     _legend(figure, [row.supervision for row in section.rows])
@@ -97,6 +98,13 @@ def draw_num_domains(section: Section, file: Path) -> None:
     shown = [row.supervision for row in section.sweep] + ["base" for row in section.sweep if row.base]
     _legend(figure, shown, dashed=_paper_label(groups))
     figure.savefig(file, dpi=_DPI)
+
+
+def _floor(rows: Sequence[Row]) -> float:
+    """Return where the axis of accuracy begins: a little below what all have reached after a fifth of the rounds."""
+    curves = [row.curve() for row in rows]
+    lowest = [value.mean - (value.std or 0.0) for curve in curves for _, value in curve[len(curve) // 5 :]]
+    return max(0.0, 100 * min(lowest) - 2)
 
 
 def _points(axes: Axes, rows: Sequence[Row]) -> None:

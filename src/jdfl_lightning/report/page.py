@@ -44,6 +44,7 @@ figcaption { color: var(--soft); font-size: .875rem; max-width: 46rem; }
 .card { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: .5rem;
   margin-bottom: .4rem; width: fit-content; max-width: 100%; }
 .card img { display: block; max-width: 100%; min-width: 34rem; height: auto; }
+@media (max-width: 40rem) { .text { min-width: 22rem; } }
 """
 
 
@@ -116,7 +117,7 @@ def _table(table: Table) -> str:
 
 def _cell(cell: Cell, kind: str) -> str:
     text = f"<strong>{_text(cell.text)}</strong>" if cell.bold else _text(cell.text)
-    judged = f" {cell.text}" if cell.text in ("gain", "loss") and kind == "text" else ""
+    judged = f" {cell.text}" if cell.text in ("gain", "loss") and kind == "word" else ""
     return f'<td class="{kind}{judged}">{text}</td>'
 
 

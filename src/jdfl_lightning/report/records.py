@@ -68,11 +68,16 @@ def records(sections: Sequence[Section], targets: Sequence[float]) -> list[Recor
     return found
 
 
+def _share(percent: float) -> float:
+    """Return a printed percentage, of two digits, as a share."""
+    return round(percent / 100, 4)
+
+
 def _overall(row: Row) -> list[_Line]:
     printed = row.published
     if printed is None:
         return [_Line("accuracy", row.accuracy)]
-    return [_Line("accuracy", row.accuracy, paper=printed.overall / 100, doubtful=printed.doubts("overall"))]
+    return [_Line("accuracy", row.accuracy, paper=_share(printed.overall), doubtful=printed.doubts("overall"))]
 
 
 def _lines(section: Section, row: Row, targets: Sequence[float]) -> list[_Line]:
@@ -81,7 +86,7 @@ def _lines(section: Section, row: Row, targets: Sequence[float]) -> list[_Line]:
         if row.published is None or name not in row.published.domains:
             lines.append(_Line("accuracy", row.domain(name), name))
         else:
-            paper, doubtful = row.published.domains[name] / 100, row.published.doubts(name)
+            paper, doubtful = _share(row.published.domains[name]), row.published.doubts(name)
             lines.append(_Line("accuracy", row.domain(name), name, paper=paper, doubtful=doubtful))
     for cost in row_costs(row, targets):
         for quantity, value in (("rounds", cost.rounds), ("bytes_up", cost.up), ("bytes_down", cost.down)):
@@ -113,7 +118,7 @@ def _record(section: Section, table: str, row: Row, line: _Line) -> Record:
         "difference_seeds": " ".join(map(str, difference.seeds)) if difference else None,
         "verdict": verdict(row) if overall and row.supervision != "base" else None,
         "paper": line.paper,
-        "paper_gain": row.published.gain / 100 if overall and row.published and row.published.gain else None,
+        "paper_gain": _share(row.published.gain) if overall and row.published and row.published.gain else None,
         "paper_doubtful": None if line.paper is None else "yes" if line.doubtful else "no",
         "differs_from_paper": None if line.paper is None else row.differs,
     }

@@ -25,8 +25,8 @@ class Spread:
 def spread(values: Sequence[float]) -> Spread:
     """Return mean and sample standard deviation.
 
-    >>> spread([0.5, 0.7])
-    Spread(mean=0.6, std=0.1414213562373095, count=2)
+    >>> spread([0.25, 0.5, 0.75])
+    Spread(mean=0.5, std=0.25, count=3)
     """
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
@@ -48,7 +48,7 @@ class Difference:
             return "one seed: not judged"
         if self.low > 0:
             return "gain"
-        return "loss" if self.high < 0 else "not shown: interval contains 0"
+        return "loss" if self.high < 0 else "not shown"
 
 
 def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) -> Difference | None:
@@ -57,8 +57,8 @@ def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) ->
     With d the n differences and s their sample standard deviation, the interval is mean(d) -+ t s / sqrt(n), where t is
     the 97.5 % quantile of Student's distribution with n - 1 degrees of freedom.
 
-    >>> paired_difference({0: 0.5, 1: 0.6}, {1: 0.5})
-    Difference(mean=0.09999999999999998, low=None, high=None, seeds=(1,))
+    >>> paired_difference({0: 0.25, 1: 0.75}, {1: 0.5})
+    Difference(mean=0.25, low=None, high=None, seeds=(1,))
     """
     seeds = tuple(sorted(set(values) & set(base)))
     if not seeds:

@@ -100,7 +100,7 @@ def _part(section: Section, targets: Sequence[float], output: Path, number: int)
     blocks.append(accuracy_table(section.rows, "Accuracy (%) in the best round, mean ± standard deviation over seeds."))
     file = output / f"report-{number}-accuracy.png"
     draw_accuracy(section, file)
-    caption = "Accuracy over the rounds: the mean over seeds and a band of one standard deviation."
+    caption = "Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut."
     blocks.append(Picture(file, caption, f"{section.title}: curves, a panel for each algorithm. {_means(section)}"))
     blocks.append(domain_table(section))
     if ablation_groups(section):
