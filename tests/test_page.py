@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
@@ -43,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_page(browser: Browser, page_file: Path, width: int, scheme: str) -> None:
+def test_page(browser: Browser, page_file: Path, width: int, scheme: Literal["light", "dark"]) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     problems: list[str] = []
     requests: list[str] = []

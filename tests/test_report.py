@@ -227,6 +227,16 @@ def test_data_sets_and_settings_are_sections() -> None:
     assert [name in found[3].about for name in ("size 16", "num_clients 10", "epochs 5")] == [True] * 3
 
 
+def test_data_of_ones_own_need_not_say_how_many_clients() -> None:
+    own = short()
+    own["data"] = {"class_path": "mine.Toy", "init_args": {"sizes": [3, 4]}}
+    write_run(RUNS / "a", own, [0.5] * 3, {"only": 0.5})
+    section = only_section()
+    assert section.title == "Toy"
+    assert "sizes [3, 4]" in section.about
+    assert row(section, "FedAvg", "base").published is None
+
+
 def test_published_values_and_what_differs() -> None:
     for seed in range(3):
         write_run(RUNS / f"a{seed}", config("FedAvg", "random", seed), [0.7] * 150, data=str(seed))

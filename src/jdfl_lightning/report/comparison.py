@@ -119,10 +119,8 @@ def compare(runs: Iterable[Finished]) -> list[Section]:
 
 def _section(settings: dict[str, Value], groups: Sequence[list[Finished]]) -> Section:
     domains = json.loads(str(settings["domains"]))
-    clients, epochs, share = (settings[name] for name in ("data.num_clients", "epochs", "client_fraction"))
     data = str(settings["data"])
-    numbers = all(isinstance(value, (int, float)) for value in (clients, epochs, share))
-    experiment = published.find_experiment(data, clients, epochs, share) if numbers else None  # type: ignore[arg-type]
+    experiment = published.find_experiment(data, *map(settings.get, ("data.num_clients", "epochs", "client_fraction")))
     bases = {(group[0].algorithm, group[0].training): group for group in groups if group[0].supervision == "base"}
     rows = sorted((_row(group, groups, bases, experiment) for group in groups), key=_order)
     shown = [f"{name} {value}" for name, value in settings.items() if name not in ("data", "domains")]
