@@ -122,10 +122,10 @@ def test_bad_input_to_other_commands(arguments: list[str], named: str, capsys: p
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(command in out for command in ("fit", "test", "predict"))
+    assert all(command in out for command in ("fit", "test", "predict", "report"))
     assert main([]) == 2
     assert main(["--version"]) == 0
-    for command in ("fit", "test", "predict"):
+    for command in ("fit", "test", "predict", "report"):
         with pytest.raises(SystemExit) as done:
             main([command, "--help"])
         assert done.value.code == 0

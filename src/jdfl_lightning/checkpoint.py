@@ -196,7 +196,7 @@ class Checkpoints:
         wanted: set[tuple[int, int]] = set()
         for round in kept:
             try:
-                wanted |= set(_read_about(self.file(round)).clients.items())
+                wanted |= set(read_about(self.file(round)).clients.items())
             except StorageError:  # damaged: its states go with it
                 self.file(round).unlink(missing_ok=True)
         for file in self.folder.iterdir():
@@ -213,7 +213,7 @@ class Checkpoints:
         return record, found
 
 
-def _read_about(file: Path) -> About:
+def read_about(file: Path) -> About:
     """Read what a checkpoint holds beside tensors, and not the tensors."""
     try:
         with safe_open(file, framework="pt") as stored:

@@ -167,6 +167,41 @@ def _predict(args: Sequence[str]) -> int:
     return BAD_INPUT if unreadable else 0
 
 
+def _report(args: Sequence[str]) -> int:
+    """compare runs: tables and figures of accuracy, gain, domains and cost, beside the paper's values"""
+    from jdfl_lightning.report.records import COLUMNS
+    from jdfl_lightning.report.write import PAGE, write_report
+
+    parser = _parser("report")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders that contain some")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("report"),
+        metavar="DIR",
+        help="where the report goes: new, empty, or with an earlier report, which is replaced (default: report)",
+    )
+    parser.add_argument(
+        "--target",
+        type=float,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="ACCURACY",
+        help="say the rounds and bytes to reach these accuracies, such as 0.7; default: each algorithm's base",
+    )
+    parser.add_argument("--wandb", action="store_true", help="put table and figures on Weights & Biases too")
+    options = parser.parse_args(args)
+    report = write_report(options.runs, options.output, options.target)
+    if options.wandb:
+        from jdfl_lightning.loggers import upload_report
+
+        rows = [[record[name] for name in COLUMNS] for record in report.records]
+        upload_report(report.folder, COLUMNS, rows, report.pictures)
+    print(f"{report.num_runs} runs compared, {len(report.left_out)} left out: {report.folder / PAGE}")
+    return 0
+
+
 def _open_output(file: Path) -> TextIO:
     try:
         return file.open("w", newline="")
@@ -180,6 +215,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "diagnose": _diagnose,
     "test": _test,
     "predict": _predict,
+    "report": _report,
 }
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 import warnings
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
@@ -103,6 +103,13 @@ class WandbRounds(Logger):
         if self._run is not None:
             self._run.log({key: [wandb.Image(image) for image in images]})
 
+    def log_table(self, key: str, columns: Sequence[str], data: Sequence[Sequence[object]]) -> None:
+        """Log a table."""
+        import wandb
+
+        if self._run is not None:
+            self._run.log({key: wandb.Table(columns=list(columns), data=[list(row) for row in data])})
+
     def finalize(self, status: str) -> None:
         """Close the run."""
         if self._run is not None:
@@ -154,3 +161,25 @@ def log_picture(logger: Logger | None, key: str, file: Path) -> None:
     """Log a picture file, if the logger takes pictures."""
     if logger is not None and hasattr(logger, "log_image"):
         logger.log_image(key, [str(file)])
+
+
+def upload_report(
+    folder: Path, columns: Sequence[str], rows: Sequence[Sequence[object]], pictures: Sequence[Path]
+) -> None:
+    """Put a report's table and pictures on Weights & Biases, as a run named ``report``.
+
+    Args:
+        folder: the report's folder, where W&B's own files go.
+        columns: names of the table's columns.
+        rows: the table.
+        pictures: picture files; each is logged under its name.
+    """
+    logger = WandbRounds()
+    try:
+        logger.start(folder, "report")
+    except Exception as error:  # wandb's own, pydantic's, or the operating system's
+        raise InputError(f"Expected --wandb to start but Weights & Biases refused: {error}") from error
+    logger.log_table("report", columns, rows)
+    for picture in pictures:
+        log_picture(logger, picture.stem, picture)
+    logger.finalize("success")

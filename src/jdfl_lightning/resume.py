@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError, require
 from jdfl_lightning.rounds import ServerState
-from jdfl_lightning.run_folder import CONFIG, DIAGNOSIS, DISCOVERY, RUNS, last_round, load_discovery
+from jdfl_lightning.run_folder import CONFIG, DIAGNOSIS, DISCOVERY, RUNS, flat_settings, last_round, load_discovery
 from jdfl_lightning.tensors import Record
 
 _FREE = (
@@ -63,18 +62,10 @@ def fingerprint(data: DomainDataModule) -> str:
     return digest.hexdigest()
 
 
-def _flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(settings, dict) and settings:
-        for key, value in settings.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, settings
-
-
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that a continued run must share, by their dotted names."""
     free = tuple(f"{name}." for name in _FREE)
-    return {key: value for key, value in _flat(settings) if not f"{key}.".startswith(free)}
+    return {key: value for key, value in flat_settings(settings) if not f"{key}.".startswith(free)}
 
 
 def _saved_settings(folder: Path) -> dict[str, Any]:

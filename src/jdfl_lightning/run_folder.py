@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -216,6 +216,19 @@ def load_discovery(folder: Path, data: str) -> tuple[Updates, PseudoDomains] | N
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
+
+
+def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Give the settings of a config one by one, with their dotted names.
+
+    >>> dict(flat_settings({"lr": 0.1, "data": {"class_path": "PACS", "init_args": {"size": 8}}}))
+    {'lr': 0.1, 'data.class_path': 'PACS', 'data.init_args.size': 8}
+    """
+    if isinstance(settings, dict) and settings:
+        for key, value in settings.items():
+            yield from flat_settings(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, settings
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def _number_or_name(text: str) -> float | str:
         return text
 
 
-def find_experiment(data: str, num_clients: float, epochs: float, client_fraction: float) -> str | None:
+def find_experiment(data: str, num_clients: object, epochs: object, client_fraction: object) -> str | None:
     """Return the paper's experiment with a data set, clients, local epochs and share of clients; nothing if none has.
 
     >>> find_experiment("PACS", 40, 3, 0.5)

@@ -1,0 +1,70 @@
+"""Means over seeds, and differences that are judged by their spread over seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.special import stdtrit
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values of several seeds."""
+
+    mean: float
+    std: float | None
+    """Sample standard deviation; none for one seed."""
+    count: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return mean and sample standard deviation.
+
+    >>> spread([0.25, 0.5, 0.75])
+    Spread(mean=0.5, std=0.25, count=3)
+    """
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method's accuracy minus the baseline's, seed by seed."""
+
+    mean: float
+    low: float | None
+    """Ends of the 95 % interval; none for one seed."""
+    high: float | None
+    seeds: tuple[int, ...]
+
+    @property
+    def verdict(self) -> str:
+        """What the seeds support, in words: only an interval above 0 is called a gain."""
+        if self.low is None or self.high is None:
+            return "one seed: not judged"
+        if self.low > 0:
+            return "gain"
+        return "loss" if self.high < 0 else "not shown"
+
+
+def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) -> Difference | None:
+    """Return the mean difference over the seeds that both have, with its Student-t interval; nothing if none is shared.
+
+    With d the n differences and s their sample standard deviation, the interval is mean(d) -+ t s / sqrt(n), where t is
+    the 97.5 % quantile of Student's distribution with n - 1 degrees of freedom.
+
+    >>> paired_difference({0: 0.25, 1: 0.75}, {1: 0.5})
+    Difference(mean=0.25, low=None, high=None, seeds=(1,))
+    """
+    seeds = tuple(sorted(set(values) & set(base)))
+    if not seeds:
+        return None
+    found = spread([values[seed] - base[seed] for seed in seeds])
+    if found.std is None:
+        return Difference(found.mean, None, None, seeds)
+    half = float(stdtrit(found.count - 1, (1 + CONFIDENCE) / 2)) * found.std / math.sqrt(found.count)
+    return Difference(found.mean, found.mean - half, found.mean + half, seeds)

@@ -1,0 +1,128 @@
+"""Run folders -> report.md, report.csv, report.tex, report.html and pictures in one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jdfl_lightning.checkpoint import write_whole
+from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_finished
+from jdfl_lightning.report.comparison import Section, compare
+from jdfl_lightning.report.document import (
+    INTRODUCTION,
+    Block,
+    Part,
+    Picture,
+    accuracy_table,
+    cost_table,
+    domain_table,
+    left_out_part,
+    percent,
+)
+from jdfl_lightning.report.figures import ablation_groups, draw_ablation, draw_accuracy, draw_num_domains
+from jdfl_lightning.report.markup import as_latex, as_markdown
+from jdfl_lightning.report.page import as_html, is_report
+from jdfl_lightning.report.records import Record, as_csv, records
+
+TITLE = "Comparison of runs"
+PAGE = "report.html"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written."""
+
+    folder: Path
+    num_runs: int
+    left_out: list[LeftOut]
+    records: list[Record]
+    pictures: list[Path]
+
+
+def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = ()) -> Report:
+    """Compare runs and write the report; nothing is written before all input has been looked at.
+
+    Args:
+        runs: run folders, or folders that contain some at any depth.
+        output: where the report goes: a new or empty folder, or one with an earlier report, which is replaced.
+        targets: accuracies, as shares, to say the rounds and bytes for; by default that of each algorithm's baseline.
+    """
+    for target in targets:
+        require(0 < target <= 1, "--target", "above 0 and at most 1", target)
+    _check_output(output)
+    finished, left_out = read_finished(find_run_folders(runs))
+    if not finished:
+        first = left_out[0]
+        raise InputError(f"Expected a run to report on but all are left out, such as {first.folder}: {first.reason}.")
+    sections = compare(finished)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Expected --output to be writable but got {output}: {error}.") from error
+    for stale in output.glob("report-*.png"):
+        stale.unlink()
+    parts = [Part("How to read this", [_summary(len(finished), left_out), *INTRODUCTION])]
+    for number, section in enumerate(sections, start=1):
+        parts.append(_part(section, targets, output, number))
+    parts.append(left_out_part(left_out))
+    found = records(sections, targets)
+    for name, content in (
+        ("report.md", as_markdown(TITLE, parts)),
+        ("report.csv", as_csv(found)),
+        ("report.tex", as_latex(TITLE, parts)),
+        (PAGE, as_html(TITLE, parts)),
+    ):
+        write_whole(output / name, content.encode())
+    return Report(output, len(finished), left_out, found, sorted(output.glob("report-*.png")))
+
+
+def _check_output(output: Path) -> None:
+    """Refuse a folder that holds anything but an earlier report."""
+    if output.exists() and not output.is_dir():
+        raise InputError(f"Expected --output to be a folder but {output} is a file.")
+    if output.is_dir() and any(output.iterdir()) and not is_report(output / PAGE):
+        raise InputError(
+            f"Expected --output to be new, empty or the folder of an earlier report but {output} holds other files."
+        )
+
+
+def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
+    runs = "1 run is" if count == 1 else f"{count} runs are"
+    aside = f"{len(left_out)} left out, listed with reasons at the end" if left_out else "none was left out"
+    return f"{runs} compared; {aside}."
+
+
+def _part(section: Section, targets: Sequence[float], output: Path, number: int) -> Part:
+    """Return an experiment's tables and pictures; the pictures are drawn."""
+    blocks: list[Block] = [f"{section.about}."]
+    blocks.append(accuracy_table(section.rows, "Accuracy (%) in the best round, mean ± standard deviation over seeds."))
+    file = output / f"report-{number}-accuracy.png"
+    draw_accuracy(section, file)
+    caption = "Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut."
+    blocks.append(Picture(file, caption, f"{section.title}: curves, a panel for each algorithm. {_means(section)}"))
+    blocks.append(domain_table(section))
+    if ablation_groups(section):
+        file = output / f"report-{number}-ablation.png"
+        draw_ablation(section, file)
+        caption = "The joint head with hard targets beside the other supervisions; circles are seeds."
+        blocks.append(Picture(file, caption, f"{section.title}: bars of the ablation. {_means(section)}"))
+    if section.sweep:
+        file = output / f"report-{number}-num-domains.png"
+        draw_num_domains(section, file)
+        caption = "Accuracy over a given number of pseudo-domains M; bars are one standard deviation over seeds."
+        means = "; ".join(
+            f"{row.algorithm} {row.supervision} M = {row.given_domains} {percent(row.accuracy.mean)}"
+            for row in section.sweep
+        )
+        blocks.append(Picture(file, caption, f"{section.title}: accuracy over M. {means}"))
+        blocks.append(accuracy_table(section.sweep, "Accuracy (%) with a given number of pseudo-domains M."))
+    costs = cost_table(section, targets)
+    if costs.rows:
+        blocks.append(costs)
+    return Part(section.title, blocks)
+
+
+def _means(section: Section) -> str:
+    return "; ".join(f"{row.algorithm} {row.supervision} {percent(row.accuracy.mean)}" for row in section.rows)

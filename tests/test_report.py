@@ -1,0 +1,516 @@
+"""The report: numbers worked out by hand from small run folders, and what it refuses to say."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import experiment
+from jdfl_lightning import fit
+from jdfl_lightning.checkpoint import About, Checkpoints
+from jdfl_lightning.cli import main
+from jdfl_lightning.report.collect import find_run_folders, read_finished
+from jdfl_lightning.report.comparison import Row, Section, compare
+from jdfl_lightning.report.costs import cost
+from jdfl_lightning.report.markup import escape_latex, escape_markdown
+from jdfl_lightning.report.statistics import paired_difference
+from jdfl_lightning.report.write import write_report
+from run_folders import config, write_run, write_study
+from test_loggers import read_offline
+
+RUNS = Path("runs")
+
+
+def short(*arguments: Any, **others: Any) -> dict[str, Any]:
+    """Settings of a run of three rounds."""
+    return config(*arguments, **{"rounds": 3, **others})
+
+
+def data(name: str, size: int, num_clients: int) -> dict[str, Any]:
+    """The data of a config."""
+    return {"class_path": f"x.{name}", "init_args": {"size": size, "num_clients": num_clients, "test_fraction": 0.2}}
+
+
+def sections(*paths: Path) -> list[Section]:
+    return compare(read_finished(find_run_folders(paths or (RUNS,)))[0])
+
+
+def only_section() -> Section:
+    (section,) = sections()
+    return section
+
+
+def row(section: Section, algorithm: str, supervision: str) -> Row:
+    (found,) = [r for r in section.rows if (r.algorithm, r.supervision) == (algorithm, supervision)]
+    return found
+
+
+def write_pairs(base: list[float], other: list[float], supervision: str = "random") -> None:
+    """Write a run for each seed and accuracy, of the baseline and of another supervision."""
+    for name, values in (("base", base), (supervision, other)):
+        for seed, best in enumerate(values):
+            write_run(RUNS / f"{name}{seed}", short("FedAvg", name, seed), [0.1, best, 0.2], data=f"split {seed}")
+
+
+def report(*arguments: str) -> list[dict[str, str]]:
+    """Run the command and return the rows of its CSV."""
+    assert main(["report", str(RUNS), *arguments]) == 0
+    with Path("report/report.csv").open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_mean_deviation_and_paired_interval() -> None:
+    """Base 0.50, 0.60, 0.70 and random 0.52, 0.64, 0.76: differences 0.02, 0.04, 0.06.
+
+    Their mean is 0.04 and their deviation 0.02; Student's 97.5 % quantile for 2 degrees of freedom is
+    sqrt(2) * 0.95 / sqrt(1 - 0.95**2) = 4.3027, so half the interval is 4.3027 * 0.02 / sqrt(3) = 0.04968: 0 is in it.
+    Unpaired the means differ by as much, with six times the deviation.
+    """
+    write_pairs([0.50, 0.60, 0.70], [0.52, 0.64, 0.76])
+    section = only_section()
+    base, drawn = row(section, "FedAvg", "base"), row(section, "FedAvg", "random")
+    assert base.accuracy.mean == pytest.approx(0.6)
+    assert base.accuracy.std == pytest.approx(0.1)
+    assert base.difference is None
+    found = drawn.difference
+    assert found is not None
+    assert found.mean == pytest.approx(0.04)
+    half = math.sqrt(2) * 0.95 / math.sqrt(1 - 0.95**2) * 0.02 / math.sqrt(3)
+    assert found.low == pytest.approx(0.04 - half)
+    assert found.high == pytest.approx(0.04 + half)
+    assert (found.seeds, found.verdict) == ((0, 1, 2), "not shown")
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict"),
+    [
+        ([0.52, 0.63, 0.72], "gain"),  # 0.02, 0.03, 0.02: mean 0.0233, half 0.0143
+        ([0.48, 0.57, 0.68], "loss"),
+        ([0.52, 0.64, 0.76], "not shown"),
+        ([0.50, 0.60, 0.70], "not shown"),  # the same to the bit: 0 is in [0, 0]
+        ([0.60, 0.79], "not shown"),  # 0.10, 0.19: with two seeds the quantile is 12.7
+        ([0.90], "one seed: not judged"),
+    ],
+)
+def test_only_what_seeds_support_is_called_a_gain(other: list[float], verdict: str) -> None:
+    write_pairs([0.50, 0.60, 0.70], other)
+    lines = report()
+    (line,) = [line for line in lines if line["supervision"] == "random" and line["verdict"]]
+    assert line["verdict"] == verdict
+    table = Path("report/report.md").read_text().split("Accuracy (%) in the best round")[1].split("\n\n")[1]
+    words = {cell.strip() for cell in table.split("|")}
+    assert verdict in words
+    assert words & {"gain", "loss"} == {verdict} & {"gain", "loss"}
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8))
+def test_the_rule_of_a_gain(pairs: list[tuple[float, float]]) -> None:
+    """Exchanging method and baseline exchanges gain and loss; one seed is never judged; a gain is above 0."""
+    method, base = ({seed: pair[i] for seed, pair in enumerate(pairs)} for i in (0, 1))
+    there, back = paired_difference(method, base), paired_difference(base, method)
+    assert there is not None
+    assert back is not None
+    assert back.verdict == {"gain": "loss", "loss": "gain"}.get(there.verdict, there.verdict)
+    assert (there.verdict == "one seed: not judged") == (len(pairs) == 1)
+    if there.verdict == "gain":
+        assert there.low is not None
+        assert 0 < there.low <= there.mean
+
+
+def test_no_base_no_difference() -> None:
+    write_run(RUNS / "a", short("FedAvg", "random", 0), [0.1, 0.2, 0.3])
+    write_run(RUNS / "b", short("FedAvg", "base", 1), [0.1, 0.2, 0.3])
+    write_run(RUNS / "c", short("SCAFFOLD", "base", 0), [0.1, 0.2, 0.3])
+    lines = report()
+    (line,) = [line for line in lines if line["supervision"] == "random" and line["verdict"]]
+    assert (line["verdict"], line["difference"]) == ("no base to compare", "")
+
+
+def test_seeds_that_both_have() -> None:
+    """Seeds 0, 1, 2 and base 1, 2, 3: the difference is that of 1 and 2, which are 0.1 and 0.3 better."""
+    for seed, best in ((0, 0.9), (1, 0.6), (2, 0.8)):
+        write_run(RUNS / f"r{seed}", short("FedAvg", "random", seed), [best] * 3, data=str(seed))
+    for seed in (1, 2, 3):
+        write_run(RUNS / f"b{seed}", short("FedAvg", "base", seed), [0.5] * 3)
+    found = row(only_section(), "FedAvg", "random").difference
+    assert found is not None
+    assert found.seeds == (1, 2)
+    assert found.mean == pytest.approx(0.2)
+    report()
+    assert "+20.00 \\[-107.06, +147.06\\] over seeds 1, 2" in Path("report/report.md").read_text()
+
+
+def test_best_round_and_its_domains() -> None:
+    """Domains are those of the round that is best overall, not each domain's best."""
+    folder = write_run(RUNS / "a", short(), [0.3, 0.5, 0.4])
+    text = (folder / "metrics.csv").read_text().splitlines()
+    header = text[0].split(",")
+    cells = text[3].split(",")
+    cells[header.index("test/acc/photo")] = "0.9"
+    (folder / "metrics.csv").write_text("\n".join([*text[:3], ",".join(cells)]) + "\n")
+    found = row(only_section(), "FedAvg", "base")
+    assert found.accuracy.mean == 0.5
+    assert found.domain("photo").mean == 0.5
+
+
+def test_cost() -> None:
+    """Reached in round 2 by seed 0 and in round 3 by seed 1: 2.5 rounds, 5 MB up, 2.5 MB down; not by seed 2."""
+    for seed, curve in enumerate(([0.1, 0.7, 0.8], [0.1, 0.2, 0.7], [0.1, 0.2, 0.6])):
+        write_run(RUNS / str(seed), short("FedAvg", "base", seed), curve)
+    found = cost(row(only_section(), "FedAvg", "base"), 0.7)
+    assert found.reached == 2
+    assert found.rounds is not None
+    assert found.up is not None
+    assert found.down is not None
+    assert (found.rounds.mean, found.up.mean, found.down.mean) == (2.5, 5e6, 2.5e6)
+    lines = [line for line in report("--target", "0.7", "0.95") if line["target"]]
+    assert [(line["quantity"], float(line["mean"]), line["target"]) for line in lines] == [
+        ("rounds", 2.5, "0.7"),
+        ("bytes_up", 5e6, "0.7"),
+        ("bytes_down", 2.5e6, "0.7"),
+    ]
+    assert "| 95.00 | 0 of 3 seeds | - | - | - |" in Path("report/report.md").read_text()
+    by_default = [line for line in report() if line["quantity"] == "rounds"]
+    assert [float(line["target"]) for line in by_default] == [pytest.approx(0.7)]  # mean of 0.8, 0.7 and 0.6
+
+
+def test_settings_are_not_averaged_together() -> None:
+    for seed in (0, 1):
+        for alpha, best in ((0.1, 0.5), (0.01, 0.6)):
+            feddyn = short("FedDyn", "base", seed)
+            feddyn["algorithm"]["init_args"]["alpha"] = alpha
+            write_run(RUNS / f"{alpha} {seed}", feddyn, [best] * 3)
+        write_run(RUNS / f"c{seed}", short("FedAvg", "base", seed), [0.7] * 3)
+        write_run(RUNS / f"d{seed}", short("FedAvg", "base", seed, lr=0.1), [0.8] * 3)
+        graded = short("FedAvg", "graded", seed, tau=0.5)
+        write_run(RUNS / f"e{seed}", graded, [0.9] * 3, data=str(seed))
+        write_run(RUNS / f"f{seed}", short("FedAvg", "graded", seed), [0.4] * 3, data=str(seed))
+    found = {(r.algorithm, r.supervision, r.settings): r for r in only_section().rows}
+    assert {key: round(r.accuracy.mean, 6) for key, r in found.items()} == {
+        ("FedAvg", "base", "lr 0.01"): 0.7,
+        ("FedAvg", "base", "lr 0.1"): 0.8,
+        ("FedAvg", "graded", "lr 0.01, tau 0.5"): 0.9,
+        ("FedAvg", "graded", "lr 0.01, tau 0.1"): 0.4,
+        ("FedDyn", "base", "algorithm.alpha 0.1, lr 0.01"): 0.5,
+        ("FedDyn", "base", "algorithm.alpha 0.01, lr 0.01"): 0.6,
+    }
+    difference = found["FedAvg", "graded", "lr 0.01, tau 0.5"].difference
+    assert difference is not None
+    assert difference.mean == pytest.approx(0.2)  # to the baseline with its own learning rate
+
+
+def test_data_sets_and_settings_are_sections() -> None:
+    write_run(RUNS / "a", short(), [0.5] * 3)
+    write_run(RUNS / "b", short(epochs=1, client_fraction=1.0), [0.5] * 3)
+    office = short(client_fraction=1.0)
+    office["data"] = data("OfficeCaltech", 112, 4)
+    write_run(RUNS / "c", office, [0.5] * 3, dict.fromkeys(("amazon", "caltech", "dslr", "webcam"), 0.5))
+    digits = short()
+    digits["data"] = data("DigitsDomains", 16, 10)
+    write_run(RUNS / "d", digits, [0.5] * 3, {"ink": 0.5})
+    moved = short(seed=1)
+    moved["data"]["init_args"]["root"] = "elsewhere"
+    write_run(RUNS / "e", moved, [0.5] * 3)
+    found = sections()
+    assert [s.title for s in found] == ["Office-Caltech", "PACS, setting A", "PACS, setting B", "DigitsDomains"]
+    assert [s.experiment for s in found] == ["office_caltech", "pacs_a", "pacs_b", None]
+    assert found[2].rows[0].seeds == [0, 1]
+    assert [name in found[3].about for name in ("size 16", "num_clients 10", "epochs 5")] == [True] * 3
+
+
+def test_data_of_ones_own_need_not_say_how_many_clients() -> None:
+    own = short()
+    own["data"] = {"class_path": "mine.Toy", "init_args": {"sizes": [3, 4]}}
+    write_run(RUNS / "a", own, [0.5] * 3, {"only": 0.5})
+    section = only_section()
+    assert section.title == "Toy"
+    assert "sizes [3, 4]" in section.about
+    assert row(section, "FedAvg", "base").published is None
+
+
+def test_published_values_and_what_differs() -> None:
+    for seed in range(3):
+        write_run(RUNS / f"a{seed}", config("FedAvg", "random", seed), [0.7] * 150, data=str(seed))
+    small = short("FedAvg", "random", 0, phi=0.5, num_domains=4, client_fraction=1.0)
+    small["data"] = data("OfficeCaltech", 32, 4)
+    write_run(RUNS / "b", small, [0.7] * 3, dict.fromkeys(("amazon", "caltech", "dslr", "webcam"), 0.5))
+    office, pacs = sections()
+    assert pacs.rows[0].differs == ""
+    assert pacs.rows[0].published is not None
+    assert (pacs.rows[0].published.overall, pacs.rows[0].published.gain) == (70.53, 2.63)
+    assert office.rows[0].differs == (
+        "rounds 3 (paper 100), size 32 (paper 112), seeds 1 (paper 3), phi 0.5 (paper 1), M 4 given (paper by elbow)"
+    )
+    lines = report()
+    webcam = [line for line in lines if line["domain"] == "webcam"]
+    assert [(line["paper"], line["paper_doubtful"]) for line in webcam] == [("0.8043", "yes")]
+    assert "50.00 \\[80.43?\\]" in Path("report/report.md").read_text()
+
+
+def test_sweep_over_num_domains() -> None:
+    """Given M = 2 and 3 beside a chosen one: the main table has the chosen one, the curve the others."""
+    for name, given_domains in (("chosen", None), ("two", 2), ("three", 3)):
+        settings = short("FedAvg", "graded", 0, num_domains=given_domains)
+        write_run(RUNS / name, settings, [0.5] * 3, num_domains=given_domains or 4)
+    section = only_section()
+    assert [r.given_domains for r in section.rows] == [None]
+    assert [r.given_domains for r in section.sweep] == [2, 3]
+    assert [r.published.overall for r in section.sweep if r.published] == [69.40, 69.63]
+    assert "given" not in section.sweep[0].differs
+    assert "settings" not in {c for r in section.sweep for c in r.settings.split()}
+    lines = report()
+    assert [line["num_domains"] for line in lines if line["table"] == "num_domains"] == ["2", "3"]
+    assert Path("report/report-1-num-domains.png").stat().st_size > 5000
+    assert not Path("report/report-1-ablation.png").exists()
+
+
+def test_one_given_m_is_in_the_main_table() -> None:
+    write_run(RUNS / "a", short("FedAvg", "graded", 0, num_domains=4), [0.5] * 3)
+    section = only_section()
+    assert [r.given_domains for r in section.rows] == [4]
+    assert section.sweep == []
+
+
+def left_out() -> dict[str, str]:
+    """Return why runs were left out, by the names of their folders."""
+    return {entry.folder.name: entry.reason for entry in write_report([RUNS], Path("report")).left_out}
+
+
+def test_what_is_left_out_and_why() -> None:
+    for seed in (0, 1):
+        write_run(RUNS / f"fine{seed}", short("FedAvg", "random", seed), [0.5] * 3, data=f"split {seed}")
+    write_run(RUNS / "fine2", short("FedAvg", "graded", 0), [0.5] * 3, data="split 0")
+    write_run(RUNS / "half", short("FedProx"), [0.5] * 2)
+    write_run(RUNS / "other images", short("SCAFFOLD", "random", 0), [0.5] * 3, data="split 7")
+    write_run(RUNS / "fine1 again", short("FedAvg", "random", 1), [0.6] * 3, data="split 1")
+    (RUNS / "begun").mkdir()
+    (RUNS / "begun" / "config.yaml").write_text("rounds: 3\n")
+    write_run(RUNS / "no settings", short(), [0.5] * 3)
+    (RUNS / "no settings" / "config.yaml").write_text("- 1\n")
+    write_run(RUNS / "no table", short(), [0.5] * 3)
+    (RUNS / "no table" / "metrics.csv").write_text("round,test/acc\n1,x\n")
+    write_run(RUNS / "silent", short("FedDC"), [math.nan] * 3)
+    found = left_out()
+    assert set(found) == {
+        "half",
+        "other images",
+        "fine1 again",
+        "begun",
+        "no settings",
+        "no table",
+        "silent",
+    }
+    assert found["half"] == "unfinished: 2 of 3 rounds"
+    assert "other images, or dealt out otherwise, than in the 2 runs of seed 0" in found["other images"]
+    assert found["fine1 again"] == "repeats runs/fine1: the same settings and seed, with another best round"
+    assert "no metrics.csv" in found["begun"]
+    assert "not one of a run" in found["no settings"]
+    assert "cannot be read" in found["no table"]
+    assert found["silent"] == "no round was evaluated"
+    for name in ("report.md", "report.html", "report.tex"):
+        text = Path("report", name).read_text()
+        assert all(folder in text for folder in found), name
+
+
+def test_a_baseline_of_other_images_is_left_out() -> None:
+    """It has no discovery.json: its checkpoint says what it was trained on."""
+    for name in ("random", "graded"):
+        write_run(RUNS / name, short("FedAvg", name, 0), [0.5] * 3, data="these")
+    for name, data, lr in (("base", "these", 0.01), ("other", "those", 0.1)):
+        folder = write_run(RUNS / name, short("FedAvg", "base", 0, lr=lr), [0.5] * 3)
+        Checkpoints(folder, 1).save({"weights": {}}, About(3, {}, {}, data, None))
+    assert list(left_out()) == ["other"]
+
+
+def test_runs_at_any_depth_and_w_and_b_files() -> None:
+    write_run(RUNS / "deep" / "deeper" / "a", short(), [0.5] * 3)
+    write_run(RUNS / "b", short(seed=1), [0.5] * 3)
+    inner = RUNS / "b" / "wandb" / "run-1" / "files"
+    inner.mkdir(parents=True)
+    (inner / "config.yaml").write_text("x: 1\n")
+    (RUNS / "circle").symlink_to(RUNS.absolute())
+    assert find_run_folders([RUNS, RUNS / "b", RUNS / "deep"]) == [RUNS / "b", RUNS / "deep" / "deeper" / "a"]
+
+
+def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    write_run(Path("unfinished"), short(), [0.5])
+    write_run(RUNS / "a", short(), [0.5] * 3)
+    Path("mine").mkdir()
+    (Path("mine") / "report.html").write_text("<html>my own page</html>")
+    Path("file").touch()
+    before = sorted(Path.cwd().rglob("*"))
+    for arguments, named in (
+        ([], "RUNS"),
+        (["nowhere"], "no folder nowhere"),
+        (["file"], "no folder file"),
+        (["empty"], "empty has no config.yaml"),
+        (["unfinished"], "unfinished: 1 of 3 rounds"),
+        (["runs", "nowhere"], "nowhere"),
+        (["runs", "--output", "mine"], "--output"),
+        (["runs", "--output", "runs/a"], "--output"),
+        (["runs", "--output", "file"], "--output"),
+        (["runs", "--output", "file/x"], "--output"),
+        (["runs", "--target", "70"], "--target"),
+        (["runs", "--target", "0"], "--target"),
+        (["runs", "--target", "nan"], "--target"),
+        (["runs", "--target", "much"], "--target"),
+        (["runs", "--nonsense"], "--nonsense"),
+    ):
+        assert main(["report", *arguments]) == 2, arguments
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert len(err.splitlines()) == 1
+        assert named in err
+        assert sorted(Path.cwd().rglob("*")) == before
+
+
+def test_an_earlier_report_is_replaced_and_other_files_stay() -> None:
+    write_run(RUNS / "a", short("FedAvg", "hard"), [0.5] * 3)
+    write_run(Path("more") / "a", short("FedAvg", "base"), [0.5] * 3)
+    report()
+    assert Path("report/report-1-ablation.png").exists()
+    Path("report/notes.txt").write_text("mine")
+    assert main(["report", "more"]) == 0
+    assert not Path("report/report-1-ablation.png").exists()
+    assert Path("report/notes.txt").read_text() == "mine"
+    assert "hard" not in Path("report/report.csv").read_text()
+
+
+class Reader(HTMLParser):
+    """Collects tags, cells, and what would be loaded from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.addresses: list[str] = []
+        self.alts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href"):
+                self.addresses.append(str(value))
+            elif name == "alt":
+                self.alts.append(str(value))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_formats_of_a_whole_study() -> None:
+    write_study(RUNS)
+    assert main(["report", "runs"]) == 0
+    reader = Reader()
+    reader.feed(Path("report/report.html").read_text())
+    assert reader.tags.count("table") == 5  # accuracy, domains, M, cost, left out
+    assert reader.tags.count("img") == 3
+    assert not {"script", "iframe", "object"} & set(reader.tags)
+    assert all(address.startswith("data:") for address in reader.addresses)
+    assert all("FedAvg graded" in alt for alt in reader.alts)
+    assert len(reader.alts) == 3
+    markdown = Path("report/report.md").read_text()
+    pictures = re.findall(r"\]\((\S+\.png)\)", markdown)
+    assert len(pictures) == 3
+    assert all((Path("report") / name).exists() for name in pictures)
+    widths = [{line.count("|") for line in block.splitlines()} for block in markdown.split("\n\n") if block[0] == "|"]
+    assert [len(counts) for counts in widths] == [1] * 5
+    assert markdown.count("**") // 2 == 3 + 3 + 1  # one of each algorithm in two tables, one in the table of M
+    latex = Path("report/report.tex").read_text()
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 5
+    for block in re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", latex, re.DOTALL):
+        assert len({len(re.findall(r"(?<!\\)&", line)) for line in block.splitlines() if line.endswith(r" \\")}) == 1
+    with Path("report/report.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    for line in rows:
+        if line["quantity"] == "accuracy" and not line["domain"] and line["table"] == "main":
+            mean = f"{100 * float(line['mean']):.2f} ± {100 * float(line['std']):.2f}"
+            assert mean in markdown
+            assert mean in " ".join(reader.texts)
+            assert mean.replace("±", r"$\pm$") in latex
+
+
+NASTY = "<b>&_%"
+
+
+def test_names_from_folders_are_escaped() -> None:
+    settings = short("FedAvg$^", "base")
+    write_run(RUNS / "<i>x|y", settings, [0.5] * 3, {NASTY: 0.25, "{}~\\#": 0.5})
+    write_run(RUNS / "<script>alert(1)</script>".replace("/", "_"), short(), [0.5])
+    report()
+    reader = Reader()
+    reader.feed(Path("report/report.html").read_text())
+    assert not {"b", "i", "script"} & set(reader.tags)
+    assert NASTY in reader.texts
+    latex = Path("report/report.tex").read_text()
+    assert r"\textless{}b\textgreater{}\&\_\%" in latex
+    assert r"\{\}\textasciitilde{}\textbackslash{}\#" in latex
+    assert r"FedAvg\$\textasciicircum{}" in latex
+    markdown = Path("report/report.md").read_text()
+    assert r"\<b\>\&\_%" in markdown
+    assert "<script>" not in markdown
+    with Path("report/report.csv").open(newline="") as lines:
+        assert NASTY in {line["domain"] for line in csv.DictReader(lines)}
+
+
+@given(st.text(max_size=30))
+def test_escapes_leave_nothing_active(text: str) -> None:
+    """Every character that means something is behind a backslash, and no text ends a line."""
+    markdown, latex = escape_markdown(text), escape_latex(text)
+    assert not re.search(r"[`*_{}\[\]<>|#!~&$]", re.sub(r"\\.", "", markdown))
+    rest = re.sub(r"\\text\w+\{\}|\$(-|\\pm|\\surd)\$|\{[\[\]]\}|\\[&%$#_{}]", "", latex)
+    assert not re.search(r"[\\&%$#_{}~^<>|\[\]]", rest)
+    assert "\n" not in markdown + latex
+    assert "\r" not in markdown + latex
+
+
+@settings(deadline=None, max_examples=5)
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_runs_does_not_matter(chance: random.Random) -> None:
+    if not RUNS.exists():
+        for seed in range(2):
+            for name in ("base", "random"):
+                write_run(
+                    RUNS / f"{name}{seed}", short("FedAvg", name, seed), [0.1, 0.5 + seed / 9, 0.2], data=str(seed)
+                )
+        write_run(RUNS / "twice", short("FedAvg", "base", 0), [0.4] * 3)
+        write_run(RUNS / "tie", short("SCAFFOLD", "random", 1), [0.4] * 3, data="tie")
+        write_report([RUNS], Path("first"))
+    folders = sorted(RUNS.iterdir())
+    chance.shuffle(folders)
+    write_report(folders, Path("again"))
+    for file in Path("first").iterdir():
+        assert file.read_bytes() == (Path("again") / file.name).read_bytes(), file.name
+
+
+def test_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `fit` writes can be reported: a baseline and a joint run with the same images."""
+    for name in ("base", "random"):
+        fit(experiment(run_dir=f"runs/{name}", supervision=name))
+    lines = report()
+    assert capsys.readouterr().out == "2 runs compared, 0 left out: report/report.html\n"
+    assert {line["supervision"] for line in lines} == {"base", "random"}
+    assert {line["domain"] for line in lines} == {"", "ink", "chalk", "photo", "outline"}
+    (judged,) = {line["verdict"] for line in lines} - {""}
+    assert judged == "one seed: not judged"
+    assert {run.fingerprint for run in read_finished(find_run_folders([RUNS]))[0]} != {None}
+
+
+def test_upload_to_weights_and_biases() -> None:
+    write_pairs([0.5, 0.6], [0.6, 0.7], "hard")
+    report("--wandb")
+    found = read_offline(Path("report"))
+    assert found["name"] == "report"
+    keys = {key for line in found["history"] for key in line}
+    assert {key.split("/")[0] for key in keys} >= {"report", "report-1-accuracy", "report-1-ablation"}
+    report()  # W&B's own folder is no obstacle
