@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from multiprocessing import get_context
 
 import numpy as np
@@ -53,7 +54,7 @@ def measure(clients: int, length: int, dim: int) -> dict[str, float]:
     begin = time.perf_counter()
     bounds = np.linspace(0, clients, 4 * cores + 1).astype(int).tolist()
     with get_context("fork").Pool(cores) as pool:
-        parts = pool.starmap(sketches, [(a, b, length, dim) for a, b in zip(bounds, bounds[1:], strict=False)])
+        parts = pool.starmap(sketches, [(a, b, length, dim) for a, b in pairwise(bounds)])
     vectors = torch.from_numpy(np.concatenate(parts))
     middle = time.perf_counter()
     found = cluster(Updates(list(range(clients)), vectors), None, "elbow", 10, seed=0)
@@ -83,7 +84,7 @@ def main() -> None:
     lines = [
         f"Vectors of {options.length:,} entries, sketches of {options.dim}; M from 1 to 10 tried, by elbow.",
         "",
-        "| clients | sketching (s) | clustering (s) | together (s) | server's peak (MiB) | with the clients' (MiB) | M | ARI |",
+        "| clients | sketching (s) | clustering (s) | together (s) | server (MiB) | with clients (MiB) | M | ARI |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for clients in options.clients:
@@ -92,8 +93,8 @@ def main() -> None:
         print(clients, found, flush=True)
         together = found["sketch"] + found["cluster"]
         lines.append(
-            f"| {clients:,} | {found['sketch']:.1f} | {found['cluster']:.1f} | {together:.1f} | {found['server']:,.0f} | "
-            f"{found['all']:,.0f} | {found['m']} | {found['ari']:.2f} |"
+            f"| {clients:,} | {found['sketch']:.1f} | {found['cluster']:.1f} | {together:.1f} "
+            f"| {found['server']:,.0f} | {found['all']:,.0f} | {found['m']} | {found['ari']:.2f} |"
         )
     write_section("scale", "\n".join(lines), "discovery.md")
 

@@ -28,7 +28,7 @@ LAYERS = [
     ["resume"],
     ["journal"],
     ["experiment"],
-    ["diagnose", "inference"],
+    ["diagnose", "inference", "suite"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -11,13 +11,17 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from jdfl_lightning.errors import InputError, Note
 from jdfl_lightning.nursery import nursery
 
+if TYPE_CHECKING:
+    from jdfl_lightning.loggers import WandbRounds
+    from jdfl_lightning.report.write import Report
+
 PROGRAM = "jdfl-lightning"
-BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
+FAILED, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
 
 def _fit(args: Sequence[str]) -> int:
@@ -104,9 +108,64 @@ def _diagnose(args: Sequence[str]) -> int:
     return 0
 
 
+def _suite(args: Sequence[str]) -> int:
+    """run a matrix of algorithms, supervisions and seeds, or what is left of it, and report on it"""
+    with nursery(spare=False) if _may_use_workers(args) else nullcontext():
+        parser = _parser("suite")
+        parser.add_argument("--algorithms", type=_names, default=["FedAvg"], metavar="A,B", help="federated optimizers")
+        parser.add_argument(
+            "--supervisions",
+            type=_names,
+            default=["base", "graded", "random"],
+            metavar="base,graded,random",
+            help="base, hard, graded, random",
+        )
+        parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], metavar="0,1,2", help="seeds")
+        parser.add_argument("--num_domains", type=_numbers, metavar="2..7", help="numbers of pseudo-domains to try")
+        parser.epilog = (
+            "All other options are those of fit, for every run; --run_dir is the folder of the suite "
+            "(default: runs/suite- and the data set). The same command goes on with a suite that was cut off."
+        )
+        options, others = parser.parse_known_args(args)
+
+        from functools import partial
+
+        from rich.console import Console
+
+        from jdfl_lightning.config import parse_experiment
+        from jdfl_lightning.display import open_display
+        from jdfl_lightning.loggers import WandbRounds
+        from jdfl_lightning.memory import reuse_memory
+        from jdfl_lightning.report.write import PAGE, write_report
+        from jdfl_lightning.suite import Matrix, plan, run_suite
+
+        reuse_memory()
+        matrix = Matrix(options.algorithms, options.supervisions, options.seeds, options.num_domains)
+        folder, runs = plan(partial(parse_experiment, f"{PROGRAM} suite"), others, matrix)
+        console = Console()
+        with open_display(console) as display:
+            outcomes = run_suite(folder, runs, display)
+    failed = [outcome for outcome in outcomes if outcome.failure]
+    if len(failed) < len(outcomes):
+        report = write_report([folder], folder / "report")
+        if isinstance(runs[0].logger, WandbRounds):
+            _upload(report, runs[0].logger)
+        about = f"{report.num_runs} runs compared, {len(report.left_out)} left out: {report.folder / PAGE}"
+        console.print(about, highlight=False, soft_wrap=True)
+    for outcome in failed:
+        print(f"{PROGRAM}: {outcome.name} failed: {outcome.failure}", file=sys.stderr)
+    return FAILED if failed else 0
+
+
+def _names(text: str) -> list[str]:
+    """Return words that are separated by commas."""
+    return [part.strip() for part in text.split(",")]
+
+
 def _numbers(text: str) -> list[int]:
-    """Return numbers that are separated by commas."""
-    return [int(part) for part in text.split(",")]
+    """Return numbers that are separated by commas, or all from one to another: 2..7."""
+    first, dots, last = text.partition("..")
+    return list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
 
 
 def _test(args: Sequence[str]) -> int:
@@ -169,7 +228,6 @@ def _predict(args: Sequence[str]) -> int:
 
 def _report(args: Sequence[str]) -> int:
     """compare runs: tables and figures of accuracy, gain, domains and cost, beside the paper's values"""
-    from jdfl_lightning.report.records import COLUMNS
     from jdfl_lightning.report.write import PAGE, write_report
 
     parser = _parser("report")
@@ -194,12 +252,18 @@ def _report(args: Sequence[str]) -> int:
     options = parser.parse_args(args)
     report = write_report(options.runs, options.output, options.target)
     if options.wandb:
-        from jdfl_lightning.loggers import upload_report
-
-        rows = [[record[name] for name in COLUMNS] for record in report.records]
-        upload_report(report.folder, COLUMNS, rows, report.pictures)
+        _upload(report)
     print(f"{report.num_runs} runs compared, {len(report.left_out)} left out: {report.folder / PAGE}")
     return 0
+
+
+def _upload(report: Report, like: WandbRounds | None = None) -> None:
+    """Put a report on Weights & Biases."""
+    from jdfl_lightning.loggers import upload_report
+    from jdfl_lightning.report.records import COLUMNS
+
+    rows = [[record[name] for name in COLUMNS] for record in report.records]
+    upload_report(report.folder, COLUMNS, rows, report.pictures, like)
 
 
 def _open_output(file: Path) -> TextIO:
@@ -213,6 +277,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "fit": _fit,
     "discover": _discover,
     "diagnose": _diagnose,
+    "suite": _suite,
     "test": _test,
     "predict": _predict,
     "report": _report,

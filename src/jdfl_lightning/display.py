@@ -42,6 +42,9 @@ class Display:
     def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         """Show a finished round."""
 
+    def run(self, number: int, total: int, name: str) -> None:
+        """Show which of several runs begins."""
+
 
 def round_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
     """Return a round's numbers in one line."""
@@ -58,10 +61,21 @@ class _TimedDisplay(Display):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._begin: tuple[float, int] | None = None
+        self._first_run: float | None = None
 
     def say(self, text: str) -> None:
         """Show one line."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _run_line(self, number: int, total: int, name: str) -> str:
+        """Return what is said when one of several runs begins, with the time left for all; forget the run before."""
+        now = time.monotonic()
+        self._begin = None
+        if self._first_run is None:
+            self._first_run = now
+        mean = (now - self._first_run) / (number - 1) if number > 1 else 0.0
+        left = f", about {clock(mean * (total - number + 1))} left" if mean >= 1 else ""
+        return f"run {number}/{total}: {name}{left}"
 
     def _time_left(self, number: int, total: int, metrics: Mapping[str, float]) -> float:
         """Return the seconds left, from the mean of the rounds seen so far."""
@@ -84,6 +98,10 @@ class PlainDisplay(_TimedDisplay):
         """Print the round's line."""
         self.say(round_line(number, total, metrics, self._time_left(number, total, metrics)))
 
+    def run(self, number: int, total: int, name: str) -> None:
+        """Print the run's line."""
+        self.say(self._run_line(number, total, name))
+
 
 class LiveDisplay(_TimedDisplay):
     """One live display: a bar for the rounds, and one for the stage or round under way."""
@@ -101,6 +119,7 @@ class LiveDisplay(_TimedDisplay):
         )
         self._stage: tuple[str, TaskID] | None = None
         self._rounds: TaskID | None = None
+        self._runs: TaskID | None = None
         self._accuracy = ""
 
     def __enter__(self) -> Display:
@@ -129,6 +148,15 @@ class LiveDisplay(_TimedDisplay):
         if not math.isnan(metrics["test/acc"]):
             self._accuracy = f"acc {100 * metrics['test/acc']:.2f}  best {100 * metrics['test/acc_best']:.2f}  "
         self._bars.update(self._rounds, completed=number, numbers=f"{self._accuracy}left {clock(left)}")
+
+    def run(self, number: int, total: int, name: str) -> None:
+        """Move the runs' bar; the next run has its own bar of rounds."""
+        if self._runs is None:
+            self._runs = self._bars.add_task("runs", total=total, numbers="")
+        if self._rounds is not None:
+            self._bars.remove_task(self._rounds)
+            self._rounds, self._accuracy = None, ""
+        self._bars.update(self._runs, completed=number - 1, numbers=self._run_line(number, total, name))
 
 
 def open_display(console: Console) -> Display:

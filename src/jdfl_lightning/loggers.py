@@ -163,8 +163,27 @@ def log_picture(logger: Logger | None, key: str, file: Path) -> None:
         logger.log_image(key, [str(file)])
 
 
+def in_group(logger: WandbRounds | Logger | bool, group: str, name: str) -> WandbRounds | Logger | bool:
+    """Return a logger whose W&B run belongs to a group and has a readable name, unless it has others already.
+
+    >>> wandb_logger = in_group(True, "suite-pacs", "pacs-fedavg-base-seed0")
+    >>> wandb_logger.group, wandb_logger.name
+    ('suite-pacs', 'pacs-fedavg-base-seed0')
+    """
+    if logger is True:
+        logger = WandbRounds()
+    if isinstance(logger, WandbRounds):
+        logger.group = logger.group or group
+        logger._name = logger._name or name
+    return logger
+
+
 def upload_report(
-    folder: Path, columns: Sequence[str], rows: Sequence[Sequence[object]], pictures: Sequence[Path]
+    folder: Path,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    pictures: Sequence[Path],
+    like: WandbRounds | None = None,
 ) -> None:
     """Put a report's table and pictures on Weights & Biases, as a run named ``report``.
 
@@ -173,8 +192,10 @@ def upload_report(
         columns: names of the table's columns.
         rows: the table.
         pictures: picture files; each is logged under its name.
+        like: a logger whose project, entity and group it shares.
     """
-    logger = WandbRounds()
+    like = like or WandbRounds()
+    logger = WandbRounds(like.project, like.entity, "report", like.group, like.tags, like.offline)
     try:
         logger.start(folder, "report")
     except Exception as error:  # wandb's own, pydantic's, or the operating system's

@@ -12,18 +12,19 @@ from typing import Any, TypeAlias
 
 from jdfl_lightning.checkpoint import Checkpoints, read_about
 from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.run_folder import CONFIG, METRICS, Run, flat_settings, read_run
+from jdfl_lightning.run_folder import CONFIG, DIAGNOSIS, METRICS, Run, flat_settings, read_run
 
 Value: TypeAlias = str | int | float | bool | None
 Settings: TypeAlias = tuple[tuple[str, Value], ...]
 """Settings by their names, sorted: equal and hashable if the settings are equal."""
 
 SUPERVISIONS = ("base", "hard", "graded", "random")
-_NO_RUNS_INSIDE = ("wandb", "checkpoints", "clients")
+_NO_RUNS_INSIDE = ("wandb", "checkpoints", "clients", "discovery")
 _FREE = (
     "seed_everything",
     "supervision",
     "presets",
+    "discovery",
     "checkpoint",
     "backend",
     "logger",
@@ -112,7 +113,8 @@ def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
     inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in _NO_RUNS_INSIDE]
     found = [run for path in inner for run in _below(path, seen)]
     yield from found
-    if not found and (folder / CONFIG).exists():  # a run that ended before its first round was over
+    begun = (folder / CONFIG).exists() and not (folder / DIAGNOSIS).exists()
+    if not found and begun:  # a run that ended before its first round was over
         yield folder
 
 
