@@ -1,0 +1,190 @@
+"""A matrix of runs: each once, whatever happens in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import contents, digits, experiment
+from jdfl_lightning import Experiment, fit
+from jdfl_lightning.cli import main
+from jdfl_lightning.config import parse_experiment
+from jdfl_lightning.display import Display
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.experiment import discover
+from jdfl_lightning.loggers import WandbRounds
+from jdfl_lightning.suite import Matrix, plan, run_suite
+from test_loggers import read_offline
+
+COMMON = ["--data.size", "8", "--data.num_clients", "4", "--backbone", "helpers.tiny_net", "--rounds", "2"]
+COMMON += ["--epochs", "1", "--client_fraction", "1.0", "--backend", "LocalBackend", "--run_dir", "suite"]
+
+parse = partial(parse_experiment, "suite")
+
+
+def names(runs: Sequence[Experiment]) -> list[str]:
+    return [Path(str(run.run_dir)).name for run in runs]
+
+
+def test_plan() -> None:
+    """Seeds first, and a baseline once, whatever M is tried; presets of a config are taken up."""
+    matrix = Matrix(("FedAvg", "FedDC"), ("base", "graded"), (0, 1), (2, 3))
+    folder, runs = plan(parse, ["--config", "pacs_b", "--run_dir", "suite"], matrix)
+    assert folder == Path("suite")
+    assert names(runs) == [
+        f"{algorithm}-{rest}-seed{seed}"
+        for seed in (0, 1)
+        for algorithm in ("fedavg", "feddc")
+        for rest in ("base", "graded-m2", "graded-m3")
+    ]
+    assert {run.algorithm.alpha for run in runs[3:6]} == {0.1}  # type: ignore[attr-defined]
+    assert [run.num_domains for run in runs[:3]] == [None, 2, 3]
+    assert [run.seed_everything for run in runs] == [0] * 6 + [1] * 6
+    assert len({id(run.data) for run in runs}) == 1
+    assert not folder.exists()
+    assert plan(parse, [], Matrix(seeds=(0,)))[0] == Path("runs/suite-digitsdomains")
+
+
+def test_a_suite_is_its_runs() -> None:
+    """Every run is what `fit` alone gives, though all of a seed share one discovery."""
+    matrix = Matrix(("FedAvg", "SCAFFOLD"), ("base", "graded", "random"), (0,), None)
+    folder, runs = plan(parse, COMMON, matrix)
+    outcomes = run_suite(folder, runs)
+    assert [outcome.failure for outcome in outcomes] == [""] * 6
+    assert [path.name for path in (folder / "discovery").iterdir()] == ["seed0"]
+    for run, outcome in zip(runs, outcomes, strict=True):
+        alone = fit(replace(run, run_dir=f"alone-{outcome.name}"))
+        ours, theirs = contents(str(outcome.folder)), contents(str(alone.folder))
+        ours.pop("config.yaml"), theirs.pop("config.yaml")  # which names the shared discovery
+        assert ours == theirs
+
+
+class CutError(BaseException):
+    """Not an `Exception`: the process ends."""
+
+
+class CutAt(Display):
+    """Ends everything at a round of a run; takes down what was trained."""
+
+    def __init__(self, run: str = "", round: int = 0) -> None:
+        self.cut, self.now = (run, round), ""
+        self.trained: list[str] = []
+
+    def run(self, number: int, total: int, name: str) -> None:
+        self.now = name
+
+    def step(self, what: str, done: int, total: int) -> None:
+        if done == 1:
+            self.trained.append(f"{self.now} {what}")
+
+    def round(self, number: int, total: int, metrics: Any) -> None:
+        if (self.now, number) == self.cut:
+            raise CutError
+
+
+def test_a_suite_goes_on_where_it_was_cut() -> None:
+    matrix = Matrix(("FedAvg",), ("base", "graded"), (0, 1))
+    with pytest.raises(CutError):
+        run_suite(*plan(parse, COMMON, matrix), CutAt("fedavg-graded-seed0", 1))
+    display = CutAt()
+    outcomes = run_suite(*plan(parse, COMMON, matrix), display)
+    assert display.trained == [
+        "fedavg-graded-seed0 round 2",
+        "fedavg-base-seed1 round 1",
+        "fedavg-base-seed1 round 2",
+        "fedavg-graded-seed1 discovery",
+        "fedavg-graded-seed1 round 1",
+        "fedavg-graded-seed1 round 2",
+    ]
+    whole = run_suite(*plan(parse, [*COMMON, "--run_dir", "whole"], matrix))
+    for ours, theirs in zip(outcomes, whole, strict=True):
+        mine, other = contents(str(ours.folder)), contents(str(theirs.folder))
+        mine.pop("config.yaml"), other.pop("config.yaml")
+        assert mine == other
+    again = CutAt()
+    run_suite(*plan(parse, COMMON, matrix), again)
+    assert again.trained == []
+
+
+def test_a_discovery_that_was_cut_off_is_made_again() -> None:
+    half = Path("suite/discovery/seed0")
+    half.mkdir(parents=True)
+    (half / "config.yaml").write_text("half: written")
+    outcomes = run_suite(*plan(parse, COMMON, Matrix(("FedAvg",), ("random",), (0,))))
+    assert [outcome.failure for outcome in outcomes] == [""]
+    assert (half / "discovery.json").is_file()
+
+
+def test_a_failed_run_does_not_end_the_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    """Discovery finds too few clients for M = 4 if half take part; the others go on, the table is of those."""
+    args = [*COMMON, "--clustering.fraction", "0.5", "--supervisions", "base,graded", "--num_domains", "4"]
+    assert main(["suite", *args, "--seeds", "0"]) == 1
+    shown = capsys.readouterr()
+    assert "fedavg-graded-m4-seed0 failed: Expected --num_domains to be between 1 and" in shown.err
+    assert "1 runs compared, 0 left out: suite/report/report.html" in shown.out
+    assert "FedAvg" in Path("suite/report/report.md").read_text()
+
+
+def test_whatever_a_run_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: Experiment, display: Display) -> None:
+        raise RuntimeError("no\nmemory")
+
+    monkeypatch.setattr("jdfl_lightning.suite.fit", fail)
+    outcomes = run_suite(*plan(parse, COMMON, Matrix(("FedAvg",), ("base",), (0, 1))))
+    assert [outcome.failure for outcome in outcomes] == ["RuntimeError: no memory"] * 2
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--seeds", "0,0"], "--seeds to be different values"),
+        (["--seeds=-1"], "--seeds to be 0 or more"),
+        (["--seeds", "x"], "--seeds"),
+        (["--algorithms", "FedAvg,Nothing"], "--algorithm to be the name"),
+        (["--supervisions", "soft"], "--supervisions to be some of base, hard, graded, random"),
+        (["--num_domains", "0..2"], "--num_domains to be 1 or more"),
+        (["--num_domains", "7"], "--num_domains to be between 1 and the number of clients"),
+        (["--num_domains", "5..2"], "--num_domains to be different values"),
+        (["--resume", "auto"], "--resume to be left out"),
+        (["--lr", "0"], "--lr"),
+    ],
+)
+def test_bad_input_is_found_before_anything_is_run(
+    args: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["suite", *COMMON, *args]) == 2
+    assert named in capsys.readouterr().err
+    assert not Path("suite").exists()
+
+
+def test_a_suite_of_other_settings_is_refused() -> None:
+    matrix = Matrix(("FedAvg",), ("base",), (0,))
+    run_suite(*plan(parse, COMMON, matrix))
+    with pytest.raises(InputError, match="--lr to be"):
+        plan(parse, [*COMMON, "--lr", "0.2"], matrix)
+
+
+def test_a_discovery_of_the_users_is_taken() -> None:
+    found = discover(experiment(data=digits(4), backbone="helpers.tiny_net", num_domains=None))
+    folder, runs = plan(parse, [*COMMON, "--discovery", str(found)], Matrix(("FedAvg",), ("hard",), (0,)))
+    outcomes = run_suite(folder, runs)
+    assert [outcome.failure for outcome in outcomes] == [""]
+    assert not (folder / "discovery").exists()
+
+
+def test_runs_share_a_group_on_wandb() -> None:
+    args = [*COMMON, "--logger", "true", "--supervisions", "base,random", "--seeds", "0"]
+    assert main(["suite", *args]) == 0
+    found = {name: read_offline(Path("suite") / name) for name in ("fedavg-base-seed0", "fedavg-random-seed0")}
+    for name, run in found.items():
+        assert (run["name"], run["group"]) == (f"digitsdomains-{name}", "suite")
+    table = read_offline(Path("suite/report"))
+    assert (table["name"], table["group"]) == ("report", "suite")
+    own = plan(parse, [*COMMON, "--logger", "WandbRounds", "--logger.group", "mine"], Matrix(seeds=(0,)))[1][0].logger
+    assert isinstance(own, WandbRounds)
+    assert own.group == "mine"
