@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
@@ -89,18 +90,21 @@ def diagnosis_tables(folder: Path) -> list[Table]:
 def draw_diagnosis(folder: Path, file: Path) -> None:
     """Draw the grids of a sweep as heat maps, the paper's beside them."""
     shown = grids(folder)
-    figure = new_figure(15, 3.4 * len(shown))
-    panels = figure.subplots(len(shown), 2, squeeze=False)
-    for (left, right), (title, measured, beside) in zip(panels, shown, strict=True):
-        rows, columns = _axes_of(measured)
-        image = _draw_grid(left, measured, rows, columns, title)
+    panels: list[tuple[str, Grid]] = []
+    for title, measured, beside in sorted(shown, key=lambda entry: not entry[2]):  # those of the paper in pairs, first
+        panels.append((title, measured))
         if beside:
-            clients = 40 if "ARI" in title else None
-            about = f"{f'{clients} clients, ' if clients else ''}112 px, {published.DISCOVERY_SEEDS} seeds"
-            _draw_grid(right, beside, rows, columns, f"the paper ({about})")
-        else:
-            right.set_axis_off()
-        figure.colorbar(image, ax=(left, right), shrink=0.9)
+            clients = "40 clients" if beside == published.ari_grid() else "as many clients"
+            panels.append((f"the paper ({clients}, 112 px, {published.DISCOVERY_SEEDS} seeds)", beside))
+    rows, columns = _axes_of(shown[0][1])
+    height = -(-len(panels) // 2)
+    figure = new_figure(15, 3.2 * height)
+    axes = figure.subplots(height, 2, squeeze=False)
+    for place in axes.flat[len(panels) :]:
+        place.set_axis_off()
+    for place, (title, values) in zip(axes.flat, panels, strict=False):
+        image = _draw_grid(place, values, rows, columns, title)
+    figure.colorbar(image, ax=axes, shrink=0.6, aspect=40)
     figure.savefig(file, dpi=110)
 
 
@@ -111,8 +115,9 @@ def _draw_grid(
     image = axes.imshow(cells, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
     for row, line in enumerate(cells):
         for column, value in enumerate(line):
-            if value == value:
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
+            if not math.isnan(value):
+                colour = "white" if abs(value - 0.5) > 0.4 else "black"
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
     axes.set_xticks(range(len(columns)), [f"b{batch_size}-{layers}" for batch_size, layers in columns], fontsize=8)
     axes.set_yticks(range(len(rows)), [str(epochs) for epochs in rows])
     axes.set_ylabel("$E_0$")
