@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from helpers import digits, experiment
-from jdfl_lightning import Clustering, PoolBackend, published
+from jdfl_lightning import Clustering, PoolBackend, fit, published
 from jdfl_lightning.cli import main
 from jdfl_lightning.client import Site, fit_client
 from jdfl_lightning.diagnose import Sweep, diagnose
@@ -101,15 +101,49 @@ def test_auto_does_not_mix_up_sweeps_and_runs() -> None:
     first = diagnose(experiment(), sweep)
     found = discover(experiment())
     assert diagnose(experiment(resume="auto"), sweep) == first
-    assert first != found
+    with pytest.raises(InputError, match=r"of a run but .* is that of a diagnosis"):
+        fit(experiment(resume=str(first)))
+    with pytest.raises(InputError, match=r"of a diagnosis but .* is that of a run"):
+        diagnose(experiment(resume=str(found)), sweep)
+    run = fit(experiment(resume="auto", rounds=1))
+    assert run.folder not in (first, found)
+    assert not (found / "metrics.csv").exists()
 
 
 def test_sketches_are_tried_beside() -> None:
-    run = experiment(data=digits(8), clustering=Clustering(sketch_dim=256))
-    for finding in read_findings(diagnose(run, Sweep(seeds=(0,), batch_sizes=(32,), epochs=1))):
-        assert finding.sketch_dim == 256
-        assert finding.sketch_ari is not None
-        assert -1 <= finding.sketch_ari <= 1
+    run = experiment(data=digits(10), clustering=Clustering(sketch_dim=256))
+    findings = read_findings(diagnose(run, Sweep(seeds=(0,), batch_sizes=(16,), epochs=2)))
+    for found in findings:
+        options = replace(run.clustering, epochs=found.epochs, batch_size=16, layers=found.layers)
+        if found.layers != "A":  # whose 130 entries are fewer than the sketch's
+            record = read_discovery(discover(replace(run, clustering=options, num_domains=4)))
+            assert record["vector_length"] == found.sketch_dim == 256
+            assert found.sketch_ari == pytest.approx(record["ari"])
+            assert {"elbow": found.sketch_elbow, "silhouette": found.sketch_silhouette} == record["picks"]
+    assert any(found.ari != found.sketch_ari or found.elbow != found.sketch_elbow for found in findings)
+
+
+def test_an_error_in_a_later_case_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one in the first case leaves no folder; Ctrl-C in it leaves one to go on with."""
+
+    class Failing(Display):
+        def __init__(self, error: type[BaseException], case: str) -> None:
+            self.error, self.case = error, case
+
+        def step(self, what: str, done: int, total: int) -> None:
+            if self.case in what:
+                raise self.error("no")
+
+    with pytest.raises(InputError):
+        diagnose(experiment(run_dir="first"), SMALL, Failing(InputError, "case 1/4"))
+    assert not Path("first").exists()
+    with pytest.raises(InputError):
+        diagnose(experiment(run_dir="later"), SMALL, Failing(InputError, "case 2/4"))
+    assert len(read_findings(Path("later"))) == 2 * 3
+    with pytest.raises(KeyboardInterrupt):
+        diagnose(experiment(run_dir="stopped"), SMALL, Failing(KeyboardInterrupt, "case 1/4"))
+    sweep = Sweep(seeds=(0,), batch_sizes=(32,), epochs=1)
+    assert len(read_findings(diagnose(experiment(resume="stopped"), sweep))) == 3
 
 
 def finding(**changes: Any) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from helpers import contents, digits, experiment
-from jdfl_lightning import Clustering, Experiment, GradedTargets, PoolBackend, fit
+from helpers import Reports, contents, digits, experiment
+from jdfl_lightning import Clustering, Experiment, GradedTargets, PoolBackend, TrainerOptions, fit
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.checkpoint import ClientStates, load_record
 from jdfl_lightning.cli import main
@@ -29,6 +30,7 @@ from jdfl_lightning.errors import InputError
 from jdfl_lightning.experiment import discover
 from jdfl_lightning.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.phase1 import collect_updates, discovery_clients, welcome
+from jdfl_lightning.rounds import ServerState, run_rounds
 from jdfl_lightning.run_folder import read_discovery
 
 
@@ -115,8 +117,9 @@ def test_equally_distant_clients_show_no_elbow(count: int, seed: int) -> None:
     found = cluster(of(torch.eye(count)), None, "elbow", 10, seed)
     for m, inertia in found.inertias.items():
         assert inertia == pytest.approx(count - m, abs=1e-9)
-    assert found.picks["elbow"] is None
-    assert (found.criterion, found.note[:20]) == ("silhouette", "no elbow is visible,"[:20])
+    assert found.picks == {"elbow": None, "silhouette": None}
+    assert (found.num_domains, found.criterion) == (1, "silhouette")
+    assert found.note == "no elbow is visible, no silhouette says that there are several"
 
 
 def test_few_clients_are_left_to_the_silhouette() -> None:
@@ -126,12 +129,15 @@ def test_few_clients_are_left_to_the_silhouette() -> None:
     assert found.note == "3 clients are too few for an elbow"
     assert found.silhouettes[2] == pytest.approx(2 / 3, abs=0.01)
     alone = cluster(of(torch.ones(1, 3)), None, "elbow", 10, seed=0)
-    assert (alone.num_domains, alone.note) == (1, "1 clients are too few for an elbow, no silhouette is above 0")
+    assert alone.num_domains == 1
+    assert alone.note == "1 clients are too few for an elbow, no silhouette says that there are several"
+    assert found.picks == {"elbow": None, "silhouette": 2}
 
 
 def test_best_silhouette_by_hand() -> None:
     assert best_silhouette({2: 0.2, 3: 0.5, 4: 0.5}) == 3
-    assert best_silhouette({2: 0.0}) is None
+    assert best_silhouette({2: 0.049}) is None
+    assert best_silhouette({2: 0.05}) == 2
     assert best_silhouette({}) is None
 
 
@@ -181,6 +187,24 @@ def test_equal_updates_are_one_domain() -> None:
     assert given.num_domains == 4  # M given stays M, even if some pseudo-domains have no client
     assert given.assignments == {0: 0, 1: 0, 2: 1, 3: 1}
     assert torch.isfinite(given.centroids).all()
+
+
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_equal_updates_of_many_entries_are_one_domain(count: int) -> None:
+    """Rounding leaves distances of 1e-8 or so, which are no structure."""
+    one = unit(torch.randn(3000, generator=torch.Generator().manual_seed(count)))
+    found = cluster(of(one.repeat(count, 1)), None, "elbow", 10, seed=0)
+    assert found.num_domains == 1
+    assert set(found.inertias.values()) == {0.0}
+    assert found.picks == {"elbow": None, "silhouette": None}
+
+
+@settings(max_examples=20, deadline=None)
+@given(count=st.integers(4, 40), length=st.integers(1000, 3000), seed=st.integers(0, 100))
+def test_nothing_is_found_in_noise(count: int, length: int, seed: int) -> None:
+    vectors = torch.randn(count, length, generator=torch.Generator().manual_seed(seed))
+    found = cluster(of(torch.nn.functional.normalize(vectors, dim=1)), None, "elbow", 10, seed)
+    assert found.num_domains == 1
 
 
 def test_client_sends_only_the_update_of_the_chosen_layers() -> None:
@@ -267,11 +291,11 @@ def test_clients_without_a_usable_update_are_named_and_left_out() -> None:
     assert [found.of(client) for client in (0, 2, 3)] == [UNKNOWN] * 3
     # later: those who answer get the nearest pseudo-domain, who does not stays without and stops nobody
     later = Faulty(run, {0: "fails"})
-    joined, down, up = welcome(run, later, Site(run).initial(1), found, [0, 1, 2, 3], 7, named.__setitem__)
+    joined, down, up = welcome(run, later, Site(run).initial(1), found, [0, 1, 2, 3], 7, nothing, named.__setitem__)
     assert [task.client for task in later.asked] == [0, 2, 3]
     assert [task.attempt for task in later.asked] == [7, 7, 7]  # they draw anew
     assert joined.of(0) == UNKNOWN
-    assert set(joined.joined) == {2, 3}
+    assert set(joined.newcomers) == {2, 3}
     assert joined.assignments == found.assignments
     assert torch.equal(joined.centroids, found.centroids)
     assert up == 2 * updates.vectors.shape[1] * 4
@@ -293,8 +317,71 @@ def test_newcomers_send_what_they_would_have_sent() -> None:
     everyone = collect_updates(full, Faulty(full, {}), theta_0, nothing, nothing)
     found = cluster(collect_updates(part, Faulty(part, {}), theta_0, nothing, nothing), 3, "elbow", 10, seed=0)
     others = [client for client in range(8) if client not in asked]
-    joined, _, _ = welcome(part, Faulty(part, {}), theta_0, found, range(8), 3, nothing)
-    assert joined.joined == {client: found.nearest(everyone.vectors[client]) for client in others}
+    joined, _, _ = welcome(part, Faulty(part, {}), theta_0, found, range(8), 3, nothing, nothing)
+    assert joined.newcomers == {client: found.nearest(everyone.vectors[client]) for client in others}
+    assert asked != list(range(4))  # drawn, not the first ones
+
+
+def test_a_newcomer_that_fails_draws_anew() -> None:
+    """Its first answer is that of Phase 1; if it is of no use, the next ones are others, in every attempt."""
+    part = experiment(data=digits(8), clustering=Clustering(fraction=0.5))
+    theta_0 = Site(part).initial(1)
+    domains = cluster(collect_updates(part, Faulty(part, {}), theta_0, nothing, nothing), 3, "elbow", 10, seed=0)
+    client = next(client for client in range(8) if client not in discovery_clients(part))
+    tried = []
+    for draw in (4, 5, 9):
+        runner = Faulty(part, {client: 0.0})
+        domains, _, up = welcome(part, runner, theta_0, domains, [client], draw, nothing, nothing)
+        tried += [task.attempt for task in runner.asked]
+        assert (domains.of(client), domains.newcomers, up) == (UNKNOWN, {}, 0)
+    assert tried == [0, 5, 9]
+    domains, _, _ = welcome(part, Faulty(part, {}), theta_0, domains, [client], 12, nothing, nothing)
+    assert domains.of(client) != UNKNOWN
+
+
+class Recorder(LocalRunner):
+    """Remembers the tasks of each call."""
+
+    def __init__(self, run: Experiment, void: int = 0) -> None:
+        super().__init__(Site(run), ClientStates(Path("clients")))
+        self.calls: list[list[FitTask]] = []
+        self.void = void
+
+    def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
+        self.calls.append(list(tasks))
+        if self.void and tasks[0].round != DISCOVERY:
+            self.void -= 1
+            return iter([FitFailure(task.client, "it is away") for task in tasks])
+        return super().fit(tasks)
+
+
+@pytest.mark.parametrize("void", [0, 1])
+def test_newcomers_have_their_pseudo_domain_in_their_first_round(void: int) -> None:
+    """Its task has the nearest one, and the table that the moved centroids give; what crossed is counted once."""
+    run = experiment(data=digits(8), rounds=1, **{k: v for k, v in LATE.items() if k != "rounds"})
+    site = Site(run)
+    updates = collect_updates(run, Faulty(run, {}), site.initial(1), nothing, nothing)
+    domains = cluster(updates, 3, "elbow", 10, seed=0)
+    weights, buffers = site.initial(3)
+    state = ServerState(0, weights, buffers, {}, domains=domains)
+    runner, reports = Recorder(run, void), Reports()
+    after = run_rounds(run, runner, state, reports, site.initial(1)).domains
+    assert after is not None
+    probes = [task for call in runner.calls for task in call if task.round == DISCOVERY]
+    fits = [call for call in runner.calls if call[0].round == 1]
+    assert len(fits) == 1 + void
+    assert {task.client for task in probes} == set(after.newcomers)
+    assert after.newcomers
+    for task in fits[-1]:
+        assert task.domain == after.of(task.client) != UNKNOWN
+        assert task.table is not None
+        assert torch.equal(task.table, GradedTargets(after.centroids).table)
+        assert not torch.equal(task.table, GradedTargets(domains.centroids).table)
+    metrics = reports.all[0].metrics
+    assert metrics["joined"] == len(after.newcomers)
+    sent = sum(task.num_bytes for task in probes) + sum(task.num_bytes for task in fits[-1])
+    assert metrics["bytes/down"] == sent
+    assert metrics["bytes/up"] == len(probes) * 64 * 4 + len(fits[-1]) * sum(4 * w.numel() for w in weights.values())
 
 
 def test_joining_by_hand() -> None:
@@ -407,7 +494,8 @@ def test_discovery_is_taken_up() -> None:
         ours, theirs = contents(str(taken.folder)), contents(str(own.folder))
         assert ours.pop("config.yaml") != theirs.pop("config.yaml")
         assert ours == theirs
-    fit(experiment(num_domains=2, resume="taken2", rounds=3, **settings))  # --discovery is not needed again
+    shutil.rmtree(folder)  # it is not needed again
+    fit(experiment(num_domains=2, resume="taken2", rounds=3, discovery=str(folder), **settings))
 
 
 @pytest.mark.parametrize(
@@ -418,6 +506,12 @@ def test_discovery_is_taken_up() -> None:
         ({"batch_size": 8}, "--clustering.batch_size to be 32"),
         ({"clustering": Clustering(epochs=1)}, "--clustering.epochs to be 3"),
         ({"clustering": Clustering(sketch_dim=8)}, "--clustering.sketch_dim to be None"),
+        ({"clustering": Clustering(fraction=0.8)}, "--clustering.fraction to be 1.0"),
+        ({"clustering": Clustering(layers="A")}, "--clustering.layers to be 'B'"),
+        ({"momentum": 0.5}, "--momentum to be 0.0"),
+        ({"weight_decay": 0.5}, "--weight_decay to be 0.0"),
+        ({"trainer": TrainerOptions(precision="64-true")}, "--trainer.precision to be '32-true'"),
+        ({"trainer": TrainerOptions(gradient_clip_val=1.0)}, "--trainer.gradient_clip_val to be None"),
         ({"data": digits(5)}, "--data.num_clients to be 4"),
         ({"backbone": "helpers.batch_norm_net"}, "--backbone to be"),
         ({"discovery": "nowhere"}, "--discovery to be a folder with a discovery.json but got nowhere"),
@@ -462,5 +556,16 @@ def test_discover_shows_what_it_found(capsys: pytest.CaptureFixture[str], monkey
         assert name in shown
     assert "jdfl-lightning fit --discovery found" in shown
     assert record["bytes_up"] == 10 * 4 * record["vector_length"]
-    assert main(["discover", *options, "--resume", "auto"]) == 2
+    before = {file: file.read_bytes() for file in Path("found").iterdir()}
+    for bad, named in (
+        (["--resume", "auto"], "--resume to be left out"),
+        (["--num_domains", "4", "--clustering.fraction", "0.1"], "number of clients in Phase 1, 1,"),
+        (["--clustering.layers", "A", "--clustering.sketch_dim", "1024"], "at most the 130 entries"),
+        (["--clustering.sketch_dim", "6"], "--clustering.sketch_dim to be a positive multiple of 4"),
+        (["--run_dir", "found"], "new or empty"),
+    ):
+        assert main(["discover", *options, *bad]) == 2
+        assert named in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in Path("found").iterdir()} == before
+    assert [path.name for path in Path().iterdir()] == ["found"]
     assert main(["discover", *options, "--supervision", "base", "--privacy.clip_norm", "1"]) == 2

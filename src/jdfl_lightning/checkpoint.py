@@ -230,7 +230,7 @@ def _parse_about(file: Path, about: Mapping[str, Any]) -> About:
             metrics={str(name): float(value) for name, value in about["metrics"].items()},
             data=str(about["data"]),
             logger=None if about["logger"] is None else str(about["logger"]),
-            joined={int(client): int(domain) for client, domain in about["joined"].items()},
+            joined={int(client): int(domain) for client, domain in about.get("joined", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"Expected a checkpoint but {file} is something else.") from error

@@ -165,7 +165,10 @@ def _names(text: str) -> list[str]:
 def _numbers(text: str) -> list[int]:
     """Return numbers that are separated by commas, or all from one to another: 2..7."""
     first, dots, last = text.partition("..")
-    return list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
+    try:
+        return list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0,1,2 or 2..7 but got {text!r}") from None
 
 
 def _test(args: Sequence[str]) -> int:

@@ -26,7 +26,12 @@ Criterion = Literal["elbow", "silhouette"]
 Vectors = npt.NDArray[np.float64]
 
 VISIBLE = 0.05
-"""Share of the inertia by which its curve has to bend below the chord for an elbow to be seen."""
+"""What counts as structure: how far the curve of inertias has to bend below its chord, as a share of its fall, and how
+high a silhouette has to be. Directions drawn at random in 1,000 dimensions or more stay below both."""
+_FEWEST = 4
+"""Clients that an elbow needs."""
+_NOTHING = 1e-12
+"""Share of the squared lengths below which an inertia is rounding."""
 _SILHOUETTES = 2000
 """Clients, at most, that a silhouette is computed from; it takes time in the square of their number."""
 _COLUMNS = 16384
@@ -50,7 +55,7 @@ class PseudoDomains:
     note: str = ""
     """Why M was not chosen by the criterion that was asked for."""
     joined: dict[int, int] = field(default_factory=dict)
-    """z_i of the clients that came later."""
+    """z_i of the clients that came later; `UNKNOWN` for one that was asked and gave nothing of use."""
     moved: bool = False
     """Whether the centroids have moved with them."""
 
@@ -62,11 +67,13 @@ class PseudoDomains:
     @property
     def picks(self) -> dict[str, int | None]:
         """The M that each criterion would take; none where it sees nothing."""
-        return {"elbow": elbow(self.inertias), "silhouette": best_silhouette(self.silhouettes)}
+        bend = elbow(self.inertias) if len(self.assignments) >= _FEWEST else None
+        return {"elbow": bend, "silhouette": best_silhouette(self.silhouettes)}
 
-    def knows(self, client: int) -> bool:
-        """Return whether a client has a pseudo-domain."""
-        return client in self.assignments or client in self.joined
+    @property
+    def newcomers(self) -> dict[int, int]:
+        """The pseudo-domains of those who came later and have one."""
+        return {client: domain for client, domain in self.joined.items() if domain != UNKNOWN}
 
     def of(self, client: int) -> int:
         """Return a client's pseudo-domain, `UNKNOWN` if it has none."""
@@ -76,14 +83,16 @@ class PseudoDomains:
         """Return the pseudo-domain whose centroid is nearest to an update vector."""
         return int((self.centroids.double() - vector.double()).norm(dim=1).argmin())
 
-    def join(self, client: int, vector: Tensor, update: bool = False) -> PseudoDomains:
+    def join(self, client: int, vector: Tensor | None, update: bool = False) -> PseudoDomains:
         """Give a client that was not there the nearest pseudo-domain.
 
         Args:
             client: its id.
-            vector: its update vector.
+            vector: its update vector; none if it was asked and gave nothing of use.
             update: let the centroid become the mean of its clients with this one.
         """
+        if vector is None:
+            return replace(self, joined=self.joined | {client: UNKNOWN})
         domain, centroids = self.nearest(vector), self.centroids
         if update:
             count = [*self.assignments.values(), *self.joined.values()].count(domain)
@@ -123,7 +132,7 @@ def elbow(inertias: Mapping[int, float]) -> int | None:
     """Return the M where the curve of inertias bends most: farthest below the chord from its first to its last point.
 
     Clients that are all equally far from each other have a straight curve: whichever two are joined, inertia grows by
-    the same. So the depth below the chord, as a share of the whole inertia, says how much structure there is beyond
+    the same. So the depth below the chord, as a share of the curve's fall, says how much structure there is beyond
     that; if it is less than `VISIBLE`, there is no elbow.
 
     >>> elbow({1: 10.0, 2: 6.0, 3: 2.0, 4: 1.5, 5: 1.0})
@@ -140,13 +149,13 @@ def elbow(inertias: Mapping[int, float]) -> int | None:
 
 
 def best_silhouette(silhouettes: Mapping[int, float]) -> int | None:
-    """Return the M with the highest silhouette, if that is above 0: below, clients are nearer to other clusters.
+    """Return the M with the highest silhouette, if that is at least `VISIBLE`.
 
-    >>> best_silhouette({2: 0.1, 3: 0.3, 4: 0.2}), best_silhouette({2: -0.1})
+    >>> best_silhouette({2: 0.1, 3: 0.3, 4: 0.2}), best_silhouette({2: 0.01})
     (3, None)
     """
     best = max(silhouettes, key=silhouettes.__getitem__, default=None)
-    return best if best is not None and silhouettes[best] > 0 else None
+    return best if best is not None and silhouettes[best] >= VISIBLE else None
 
 
 def _coordinates(vectors: Tensor) -> Vectors:
@@ -202,7 +211,7 @@ def _choose(
     """Return M, the criterion that chose it, and why it is not the one asked for."""
     note = ""
     if criterion == "elbow":
-        if count < 4:
+        if count < _FEWEST:
             note = f"{count} clients are too few for an elbow"
         elif (m := elbow(inertias)) is not None:
             return m, "elbow", ""
@@ -210,7 +219,7 @@ def _choose(
             note = "no elbow is visible"
     if (m := best_silhouette(silhouettes)) is not None:
         return m, "silhouette", note
-    return 1, "silhouette", ", ".join(filter(None, (note, "no silhouette is above 0")))
+    return 1, "silhouette", ", ".join(filter(None, (note, "no silhouette says that there are several")))
 
 
 def cluster(
@@ -239,8 +248,9 @@ def cluster(
         )
     points = _coordinates(updates.vectors)
     fits = {m: _kmeans(points, m, seed) for m in range(1, min(max(max_domains, num_domains or 1), count) + 1)}
-    inertias = {m: float(fit.inertia_) for m, fit in fits.items()}
-    silhouettes = _silhouettes(points, fits, seed)
+    least = _NOTHING * float((points**2).sum())  # of clients that are all alike, rounding is left
+    inertias = {m: float(fit.inertia_) if fit.inertia_ > least else 0.0 for m, fit in fits.items()}
+    silhouettes = _silhouettes(points, fits, seed) if inertias[1] > 0 else {}
     if num_domains is not None:
         chosen, by, note = num_domains, "given", ""
     else:

@@ -169,11 +169,11 @@ class Experiment:
         name = type(self.algorithm).__name__
         sound = self.algorithm.allows_momentum or self.momentum == 0
         require(sound, "--momentum", f"0 with {name}, whose correction it would amplify,", self.momentum)
-        clients = self.data.num_clients
+        clients = self.discovery_clients
         require(
             self.num_domains is None or 1 <= self.num_domains <= clients,
             "--num_domains",
-            f"between 1 and the number of clients, {clients},",
+            f"between 1 and the number of clients in Phase 1, {clients},",
             self.num_domains,
         )
 
@@ -201,6 +201,11 @@ class Experiment:
     def clients_per_round(self) -> int:
         """Participants of a round: the share of the clients, rounded, halves up, and at least one."""
         return max(1, int(self.client_fraction * self.data.num_clients + 0.5))
+
+    @property
+    def discovery_clients(self) -> int:
+        """Clients in Phase 1: the share of them, rounded, halves up, and at least one."""
+        return max(1, int(self.clustering.fraction * self.data.num_clients + 0.5))
 
     @property
     def name(self) -> str:

@@ -70,6 +70,7 @@ def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = Non
     cases = [(seed, batch_size) for seed in sweep.seeds for batch_size in sweep.batch_sizes]
     with open_run(experiment, f"{experiment.name}-diagnosis", earlier) as folder:
         display.say(f"folder: {folder}")
+        write_findings(folder, findings)  # also says what kind of folder it is
         with after_current_client(display.say) as check:
             try:
                 for number, (seed, batch_size) in enumerate(cases, start=1):

@@ -27,9 +27,11 @@ from jdfl_lightning.report.run import draw_curves
 from jdfl_lightning.resume import Reached, find_run, fingerprint, read_reached, take_up
 from jdfl_lightning.rounds import ServerState, judge, run_rounds
 from jdfl_lightning.run_folder import (
+    ALONE,
     CONFIG,
     CURVES,
     DIAGNOSIS,
+    DISCOVERY,
     DISCOVERY_FIGURE,
     METRICS,
     Run,
@@ -61,7 +63,8 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     site = prepare(experiment, display)
     data = fingerprint(experiment.data)
     reached = None if earlier is None else read_reached(experiment, earlier, data)
-    updates = take_up(experiment, data)
+    known = earlier is not None and (earlier / DISCOVERY).exists()
+    updates = None if known else take_up(experiment, data)  # else it may have gone since
     logger, status = None, "failed"
     with open_run(experiment, experiment.name, earlier) as folder:
         try:
@@ -107,8 +110,7 @@ def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterato
         save_config(experiment, folder / CONFIG)
         yield folder
     except InputError:
-        begun = any((folder / name).exists() for name in (METRICS, DIAGNOSIS)) or Checkpoints(folder, 1).rounds()
-        if earlier is None and not begun:  # not even one round: nothing is lost
+        if earlier is None and not _has_begun(folder):  # nothing is lost
             shutil.rmtree(folder, ignore_errors=True)
             if experiment.run_dir is None:
                 with suppress(OSError):  # runs/, unless it holds other runs
@@ -116,6 +118,15 @@ def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterato
         raise
     finally:
         lock.close()
+
+
+def _has_begun(folder: Path) -> bool:
+    """Return whether anything was finished that would have to be done again: Phase 1, a round, a case of a sweep."""
+    sweep = folder / DIAGNOSIS
+    cases = sweep.is_file() and sweep.read_text().count("\n") > 1  # it has a head from the beginning
+    return (
+        cases or any((folder / name).exists() for name in (METRICS, DISCOVERY)) or bool(Checkpoints(folder, 1).rounds())
+    )
 
 
 def discover(experiment: Experiment, display: Display | None = None) -> Path:
@@ -134,14 +145,18 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
     private = experiment.privacy.clip_norm is not None
     require(not private, "--privacy", "left out, as discovery looks at every client's update,", "a clip_norm")
     site = prepare(experiment, display)
-    with open_run(experiment, f"{experiment.name}-discovery", None) as folder:
+    with open_run(experiment, f"{experiment.name}{ALONE}", None) as folder:
         display.say(f"folder: {folder}")
-        with (
-            after_current_client(display.say) as check,
-            experiment.backend.open(experiment, ClientStates(folder / "clients")) as runner,
-        ):
-            journal = RunJournal(experiment, folder, fingerprint(experiment.data), None, display, 0.0, check)
-            _find(experiment, site, runner, journal, None)
+        try:
+            with (
+                after_current_client(display.say) as check,
+                experiment.backend.open(experiment, ClientStates(folder / "clients")) as runner,
+            ):
+                journal = RunJournal(experiment, folder, fingerprint(experiment.data), None, display, 0.0, check)
+                _find(experiment, site, runner, journal, None)
+        except KeyboardInterrupt:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     return folder
 
 
@@ -219,7 +234,10 @@ def prepare(experiment: Experiment, display: Display) -> Site:
     data.deal(experiment.seed_everything)
     site = Site(experiment)
     weights, buffers = site.initial(num_domains=1)
-    select_parameters(site.module(weights, buffers), experiment.clustering.layers)
+    names = select_parameters(site.module(weights, buffers), experiment.clustering.layers)
+    length, short = sum(weights[name].numel() for name in names), experiment.clustering.sketch_dim
+    fits = short is None or short <= length
+    require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)
     if experiment.privacy.clip_norm is not None:
         spent_epsilon(experiment.privacy, data.num_clients, experiment.clients_per_round, experiment.rounds)
         if any(tensor.is_floating_point() for tensor in buffers.values()):

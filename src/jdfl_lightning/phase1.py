@@ -13,29 +13,29 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
-from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.seeding import numpy_generator
 from jdfl_lightning.tensors import Tensors
 
 Theta = tuple[Tensors, Tensors]
 """Weights and buffers."""
+Step = Callable[[str, int, int], None]
+"""Is told (what, done, total) of progress."""
 LeaveOut = Callable[[int, str], None]
 """Is told (client, reason) of a client that has no pseudo-domain yet."""
 
 
 def discovery_clients(experiment: Experiment) -> list[int]:
     """Return the clients that take part in Phase 1, sorted: a function of the seed."""
-    num_clients, fraction = experiment.data.num_clients, experiment.clustering.fraction
-    count = max(1, int(fraction * num_clients + 0.5))
-    chosen = numpy_generator(experiment.seed_everything, "discovery").choice(num_clients, count, replace=False)
-    return sorted(chosen.tolist())
+    generator = numpy_generator(experiment.seed_everything, "discovery")
+    return sorted(generator.choice(experiment.data.num_clients, experiment.discovery_clients, replace=False).tolist())
 
 
 def collect_updates(
     experiment: Experiment,
     runner: Runner,
     theta_0: Theta,
-    step: Callable[[str, int, int], None],
+    step: Step,
     leave_out: LeaveOut,
 ) -> Updates:
     """Have clients train E_0 epochs from theta_0; return their normalised updates.
@@ -97,29 +97,42 @@ def welcome(
     theta_0: Theta,
     domains: PseudoDomains,
     clients: Sequence[int],
-    round: int,
+    draw: int,
+    step: Step,
     leave_out: LeaveOut,
 ) -> tuple[PseudoDomains, int, int]:
     """Give pseudo-domains to those of a round's clients that have none; one that gives no update stays without.
 
-    A client that was not asked in Phase 1 sends what it would have sent then; one that was left out draws anew.
+    A client that was never asked sends what it would have sent in Phase 1; one that was, and was left out, draws anew.
+
+    Args:
+        experiment: the run's settings.
+        runner: an open backend.
+        theta_0: where Phase 1 starts.
+        domains: the pseudo-domains so far.
+        clients: the round's.
+        draw: a number that no other attempt of any round has, from 1.
+        step: moves the display.
+        leave_out: is told of a client that stays without.
 
     Returns:
         The pseudo-domains, and the bytes sent to the clients and by them.
     """
-    newcomers = [client for client in clients if not domains.knows(client)]
+    newcomers = [client for client in clients if domains.of(client) == UNKNOWN]
     if not newcomers:
         return domains, 0, 0
-    asked = set(discovery_clients(experiment))
-    tasks = [_probe(experiment, client, theta_0, round if client in asked else 0) for client in newcomers]
+    asked = {*discovery_clients(experiment), *domains.joined}
+    tasks = [_probe(experiment, client, theta_0, draw if client in asked else 0) for client in newcomers]
     up = 0
-    for client, result in zip(newcomers, runner.fit(tasks), strict=True):
+    for done, (client, result) in enumerate(zip(newcomers, runner.fit(tasks), strict=True), start=1):
         update = update_of(result)
         if isinstance(update, str):
             leave_out(client, update)
+            domains = domains.join(client, None)
         else:
             domains = domains.join(client, update, experiment.clustering.newcomers == "update")
             up += update.numel() * update.element_size()
+        step("newcomers", done, len(newcomers))
     return domains, sum(task.num_bytes for task in tasks), up
 
 

@@ -16,7 +16,16 @@ from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError, require
 from jdfl_lightning.rounds import ServerState
-from jdfl_lightning.run_folder import CONFIG, DIAGNOSIS, DISCOVERY, RUNS, flat_settings, last_round, load_discovery
+from jdfl_lightning.run_folder import (
+    ALONE,
+    CONFIG,
+    DIAGNOSIS,
+    DISCOVERY,
+    RUNS,
+    flat_settings,
+    last_round,
+    load_discovery,
+)
 from jdfl_lightning.tensors import Record
 
 _FREE = (
@@ -102,7 +111,7 @@ def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what clients send in Phase 1, by their dotted names."""
     names = tuple(f"{name}." for name in _PHASE_1)
     chosen = {key: value for key, value in _fixed(settings).items() if f"{key}.".startswith(names)}
-    batch_size = settings.get("clustering", {}).get("batch_size") or settings.get("batch_size")
+    batch_size = (settings.get("clustering") or {}).get("batch_size") or settings.get("batch_size")
     return chosen | {"clustering.batch_size": batch_size}
 
 
@@ -126,6 +135,13 @@ def take_up(experiment: Experiment, data: str) -> Updates | None:
     return found[0]
 
 
+def _check_kind(folder: Path, diagnosis: bool) -> None:
+    """Refuse to train where a sweep is kept, and the other way round."""
+    if (folder / DIAGNOSIS).is_file() != diagnosis:
+        kinds = ("a run", "a diagnosis")
+        raise InputError(f"Expected the folder of {kinds[diagnosis]} but {folder} is that of {kinds[not diagnosis]}.")
+
+
 def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
     """Return the folder of the run to continue, which has the same settings; nothing if a new one is to begin.
 
@@ -138,17 +154,20 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
     if experiment.resume != "auto":
         require(experiment.run_dir is None, "--run_dir", "left out with --resume, which names it,", experiment.run_dir)
         folder = run_of(experiment.resume)
+        _check_kind(folder, diagnosis)
         check_same(experiment, folder)
         return folder
     if experiment.run_dir is not None:
         folder = Path(experiment.run_dir)
         if not (folder / CONFIG).is_file():
             return None
+        _check_kind(folder, diagnosis)
         check_same(experiment, folder)
         return folder
     wanted = _fixed(as_dict(experiment))
     for folder in sorted(Path(RUNS).glob("*/"), key=lambda folder: folder.name, reverse=True):
-        if not (folder / CONFIG).is_file() or (folder / DIAGNOSIS).is_file() != diagnosis:
+        other = folder.name.endswith(ALONE) or (folder / DIAGNOSIS).is_file() != diagnosis
+        if other or not (folder / CONFIG).is_file():
             continue
         if _fixed(_saved_settings(folder)) == wanted:
             check_same(experiment, folder)

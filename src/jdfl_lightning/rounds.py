@@ -85,6 +85,10 @@ class _Tally:
         self.buffers = RunningSum()
         self.keeps: dict[int, bool] = {}
 
+    def step(self, what: str, done: int, total: int) -> None:
+        """Move the display for something else than the round's own fits."""
+        self.journal.step(f"{self.name}: {what}", done, total)
+
     def count(self, results: Iterator[FitResult | FitFailure]) -> Iterator[FitResult | FitFailure]:
         """Move the display as clients answer."""
         for result in results:
@@ -144,7 +148,8 @@ def _run_round(
     algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
     sizes = [len(images) for images in experiment.data.partition.clients]
     num_clients, num_examples = len(sizes), sum(sizes)
-    broadcast, domains, table, bytes_down = algorithm.broadcast(state.record), state.domains, None, 0
+    broadcast, domains, table = algorithm.broadcast(state.record), state.domains, None
+    probes_down = probes_up = 0
     refused: dict[int, str] = {}
 
     def refuse(client: int, reason: str) -> None:
@@ -156,9 +161,11 @@ def _run_round(
         tally = _Tally(f"round {number}", len(chosen), journal)
         if domains is not None:
             if experiment.supervision != "random":  # which does not look at a client's pseudo-domain
-                domains, bytes_down, tally.bytes = welcome(
-                    experiment, runner, theta_0, domains, chosen, number, journal.unassigned
+                draw = 1 + number * _ATTEMPTS + attempt
+                domains, down, up = welcome(
+                    experiment, runner, theta_0, domains, chosen, draw, tally.step, journal.unassigned
                 )
+                probes_down, probes_up = probes_down + down, probes_up + up
             table = target_table(experiment, domains)
         tasks = [
             FitTask(
@@ -208,9 +215,9 @@ def _run_round(
         **_spent(experiment, number),
         "clients": tally.clients,
         "refused": len(refused),
-        **({} if domains is None else {"joined": float(len(domains.joined))}),
-        "bytes/down": bytes_down + sum(task.num_bytes for task in tasks),
-        "bytes/up": tally.bytes,
+        **({} if domains is None else {"joined": float(len(domains.newcomers))}),
+        "bytes/down": probes_down + sum(task.num_bytes for task in tasks),
+        "bytes/up": probes_up + tally.bytes,
         "time/fit": time.perf_counter() - start,
     }
     buffers = tally.buffers.mean() if tally.clients else state.buffers

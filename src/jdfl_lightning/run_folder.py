@@ -26,6 +26,8 @@ RUNS = "runs"
 """Where new run folders are made."""
 CONFIG, METRICS, CURVES = "config.yaml", "metrics.csv", "curves.png"
 DISCOVERY, DISCOVERY_FIGURE, VECTORS = "discovery.json", "discovery.png", "discovery.safetensors"
+ALONE = "-discovery"
+"""End of the name of a folder of Phase 1 alone."""
 DIAGNOSIS, DIAGNOSIS_FIGURE = "diagnosis.csv", "diagnosis.png"
 DOMAIN_PREFIX = "test/acc/"
 """Start of the names of a domain's accuracy in ``metrics.csv``."""
@@ -136,8 +138,8 @@ def forget_rounds(folder: Path, after: int) -> float:
 
 def save_discovery(
     folder: Path, updates: Updates, found: PseudoDomains, true_domains: Sequence[str], data: str
-) -> dict[str, Any]:
-    """Write ``discovery.json``, and beside it the vectors that it comes from; return what was written.
+) -> None:
+    """Write ``discovery.json``, and beside it the vectors that it comes from.
 
     Args:
         folder: the run folder.
@@ -160,14 +162,14 @@ def save_discovery(
         folder / VECTORS, {"centroids": {"mu": found.centroids}, "updates": {"u": updates.vectors, "clients": clients}}
     )
     write_whole(folder / DISCOVERY, json.dumps(record, indent=1).encode())
-    return record
 
 
 def save_joined(folder: Path, found: PseudoDomains, true_domains: Sequence[str]) -> None:
     """Add the clients that joined later to ``discovery.json``."""
     record = read_discovery(folder)
     record["joined"] = {
-        str(client): {"domain": domain, "true_domain": true_domains[client]} for client, domain in found.joined.items()
+        str(client): {"domain": domain, "true_domain": true_domains[client]}
+        for client, domain in found.newcomers.items()
     }
     write_whole(folder / DISCOVERY, json.dumps(record, indent=1).encode())
 

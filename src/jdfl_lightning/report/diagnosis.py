@@ -17,7 +17,7 @@ from jdfl_lightning import published
 from jdfl_lightning.errors import StorageError
 from jdfl_lightning.findings import Finding, read_findings
 from jdfl_lightning.report.run import new_figure
-from jdfl_lightning.run_folder import CONFIG
+from jdfl_lightning.run_folder import CONFIG, flat_settings
 
 Grid = dict[tuple[int, int, str], float]
 """(E_0, batch size, layers) -> value."""
@@ -44,12 +44,14 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def grids(folder: Path) -> list[tuple[str, Grid, Grid]]:
     """Return title, measured grid and published grid (empty where there is none) of all that a sweep shows."""
-    findings, data = read_findings(folder), _settings(folder)["data"]
+    findings, settings = read_findings(folder), _settings(folder)
     if not findings:
         raise StorageError(f"Expected a finished case but {folder} has none.")
     clients, domains, seeds = findings[0].clients, findings[0].domains, len({finding.seed for finding in findings})
-    of = f"{clients} clients, {data['init_args'].get('size')} px, {seeds} seed{'s' * (seeds > 1)}"
-    pacs = str(data["class_path"]).rpartition(".")[2] == "PACS"
+    flat = dict(flat_settings(settings))
+    size = f"{flat['data.init_args.size']} px, " if "data.init_args.size" in flat else ""
+    of = f"{clients} clients, {size}{seeds} seed{'s' * (seeds > 1)}"
+    pacs = str(flat.get("data.class_path")).rpartition(".")[2] == "PACS"
     elbows = {case[1:]: share for case, share in published.elbow_grid().items() if case[0] == clients}
     shown = [
         (f"ARI with M = {domains} ({of})", lambda f: f.ari, published.ari_grid() if pacs else {}),
@@ -62,6 +64,11 @@ def grids(folder: Path) -> list[tuple[str, Grid, Grid]]:
     return [(title, grid(findings, value), beside) for title, value, beside in shown]
 
 
+def _paper(beside: Grid) -> str:
+    clients = "40 clients" if beside == published.ari_grid() else "as many clients"
+    return f"the paper ({clients}, 112 px, {published.DISCOVERY_SEEDS} seeds)"
+
+
 def _axes_of(measured: Grid) -> tuple[list[int], list[tuple[int, str]]]:
     rows = sorted({epochs for epochs, _, _ in measured}, reverse=True)
     return rows, sorted({(batch_size, layers) for _, batch_size, layers in measured})
@@ -72,7 +79,7 @@ def diagnosis_tables(folder: Path) -> list[Table]:
     tables = []
     for title, measured, beside in grids(folder):
         rows, columns = _axes_of(measured)
-        table = Table(title=f"{title}{' / paper' if beside else ''}", title_justify="left")
+        table = Table(title=f"{title}{f' / {_paper(beside)}' if beside else ''}", title_justify="left")
         table.add_column("E_0", justify="right")
         for batch_size, layers in columns:
             table.add_column(f"b{batch_size}-{layers}", justify="right")
@@ -94,8 +101,7 @@ def draw_diagnosis(folder: Path, file: Path) -> None:
     for title, measured, beside in sorted(shown, key=lambda entry: not entry[2]):  # those of the paper in pairs, first
         panels.append((title, measured))
         if beside:
-            clients = "40 clients" if beside == published.ari_grid() else "as many clients"
-            panels.append((f"the paper ({clients}, 112 px, {published.DISCOVERY_SEEDS} seeds)", beside))
+            panels.append((_paper(beside), beside))
     rows, columns = _axes_of(shown[0][1])
     height = -(-len(panels) // 2)
     figure = new_figure(15, 3.2 * height)

@@ -57,7 +57,9 @@ def domains_table(record: Mapping[str, Any]) -> Table:
     names = list(dict.fromkeys(truth.values()))
     counts = Counter((domain, truth[client]) for client, domain in record["assignments"].items())
     title = f"clients of each true domain, ARI {record['ari']:.3f}, NMI {record['nmi']:.3f}"
-    table = Table(title=title, title_justify="left")
+    left_out = ", ".join(record["left_out"])
+    caption = f"without a usable update: client {left_out}" if left_out else None
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     table.add_column("pseudo-domain", justify="right")
     for name in names:
         table.add_column(escape(name), justify="right")
