@@ -18,6 +18,7 @@ from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.experiment import discover
 from jdfl_lightning.loggers import WandbRounds
+from jdfl_lightning.run_folder import lock_run
 from jdfl_lightning.suite import Matrix, plan, run_suite
 from test_loggers import read_offline
 
@@ -48,6 +49,23 @@ def test_plan() -> None:
     assert len({id(run.data) for run in runs}) == 1
     assert not folder.exists()
     assert plan(parse, [], Matrix(seeds=(0,)))[0] == Path("runs/suite-digitsdomains")
+    assert plan(parse, ["--config=pacs_c.yaml"], Matrix(seeds=(0,)))[0] == Path("runs/suite-pacs_c")
+
+
+def test_algorithms_of_a_suite() -> None:
+    """By default the config's; options of one are for all; two of one name are told apart by their modules."""
+    Path("mine.yaml").write_text("algorithm: SCAFFOLD")
+    matrix = Matrix(None, ("base",), (0,))
+    (run,) = plan(parse, ["--config", "mine.yaml"], matrix)[1]
+    assert (names([run]), type(run.algorithm).__name__) == (["scaffold-base-seed0"], "SCAFFOLD")
+    (run,) = plan(parse, ["--config", "pacs_a", "--algorithm.alpha", "0.5"], Matrix(("FedDC",), ("base",), (0,)))[1]
+    assert run.algorithm.alpha == 0.5  # type: ignore[attr-defined]
+    twice = Matrix(("FedAvg", "jdfl_lightning.algorithms.FedAvg", "FedDyn"), ("base",), (0,))
+    assert names(plan(parse, [], twice)[1]) == [
+        "fedavg-base-seed0",
+        "jdfl_lightning-algorithms-fedavg-base-seed0",
+        "feddyn-base-seed0",
+    ]
 
 
 def test_a_suite_is_its_runs() -> None:
@@ -111,6 +129,74 @@ def test_a_suite_goes_on_where_it_was_cut() -> None:
     assert again.trained == []
 
 
+def test_what_counts_as_finished() -> None:
+    """A run without its curves, which come last, is gone on with; so is one that is to have more rounds."""
+    matrix = Matrix(("FedAvg",), ("base",), (0,))
+    run_suite(*plan(parse, COMMON, matrix))
+    curves = Path("suite/fedavg-base-seed0/curves.png")
+    curves.unlink()
+    run_suite(*plan(parse, COMMON, matrix), display := CutAt())
+    assert display.trained == []
+    assert curves.exists()
+    run_suite(*plan(parse, [*COMMON, "--rounds", "3"], matrix), display := CutAt())
+    assert display.trained == ["fedavg-base-seed0 round 3"]
+
+
+def test_a_damaged_run_is_a_failure_of_its_own() -> None:
+    matrix = Matrix(("FedAvg",), ("base",), (0, 1))
+    run_suite(*plan(parse, COMMON, matrix))
+    Path("suite/fedavg-base-seed0/metrics.csv").write_text("\x00")
+    Path("suite/fedavg-base-seed1/config.yaml").write_text("[")
+    outcomes = run_suite(*plan(parse, COMMON, matrix))
+    assert "Expected the rounds up to 1 in suite/fedavg-base-seed0/metrics.csv" in outcomes[0].failure
+    assert outcomes[1].failure == ""  # it is finished, and what it left is not needed
+
+
+def test_files_of_others_stay() -> None:
+    strange = Path("suite/discovery/seed0/thesis.txt")
+    strange.parent.mkdir(parents=True)
+    strange.write_text("mine")
+    outcomes = run_suite(*plan(parse, COMMON, Matrix(("FedAvg",), ("random",), (0,))))
+    assert "thesis.txt" in outcomes[0].failure
+    assert strange.read_text() == "mine"
+    run = fit(experiment(run_dir="a_run"))
+    with pytest.raises(InputError, match="--run_dir to be a folder for runs but got 'a_run, which is that of a run'"):
+        plan(parse, [*COMMON, "--run_dir", str(run.folder)], Matrix(seeds=(0,)))
+
+
+def test_one_suite_at_a_time() -> None:
+    folder, runs = plan(parse, COMMON, Matrix(("FedAvg",), ("base",), (0,)))
+    folder.mkdir()
+    lock = lock_run(folder)
+    with pytest.raises(InputError, match="another process"):
+        run_suite(folder, runs)
+    lock.close()
+    assert run_suite(folder, runs)[0].failure == ""
+
+
+def test_ctrl_c_ends_the_suite(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jdfl_lightning.rounds.judge", interrupt)
+    assert main(["suite", *COMMON, "--supervisions", "base", "--seeds", "0,1"]) == 130
+    shown = capsys.readouterr()
+    assert "go on with: the same command" in shown.out
+    assert "fit --resume" not in shown.out
+    assert not Path("suite/fedavg-base-seed1").exists()
+
+
+def test_failures_are_listed_even_if_there_can_be_no_report(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("suite/report").mkdir(parents=True)
+    Path("suite/report/notes").write_text("mine")
+    discover(experiment(data=digits(4), lr=0.3, run_dir="other"))
+    args = [*COMMON, "--discovery", "other", "--supervisions", "graded,base", "--seeds", "0"]
+    assert main(["suite", *args]) == 2
+    shown = capsys.readouterr().err
+    assert "fedavg-graded-seed0 failed: Expected --lr to be 0.3 as in other" in shown
+    assert "holds other files" in shown
+
+
 def test_a_discovery_that_was_cut_off_is_made_again() -> None:
     half = Path("suite/discovery/seed0")
     half.mkdir(parents=True)
@@ -127,7 +213,7 @@ def test_a_failed_run_does_not_end_the_suite(capsys: pytest.CaptureFixture[str])
     assert main(["suite", *args, "--seeds", "0"]) == 1
     shown = capsys.readouterr()
     assert "fedavg-graded-seed0 failed: Expected --lr to be 0.3 as in other" in shown.err
-    assert "1 runs compared, 0 left out: suite/report/report.html" in shown.out
+    assert "1 compared, 0 left out: suite/report/report.html" in shown.out
     assert "FedAvg" in Path("suite/report/report.md").read_text()
 
 
@@ -152,6 +238,9 @@ def test_whatever_a_run_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--num_domains", "7"], "--num_domains to be between 1 and the number of clients"),
         (["--num_domains", "5..2"], "--num_domains to be different values"),
         (["--resume", "auto"], "--resume to be left out"),
+        (["--algorithm", "SCAFFOLD"], "--algorithm to be left out: --algorithms says it"),
+        (["--supervision=graded"], "--supervision to be left out: --supervisions says it"),
+        (["--seed_everything", "3"], "--seed_everything to be left out: --seeds says it"),
         (["--lr", "0"], "--lr"),
     ],
 )
@@ -166,8 +255,11 @@ def test_bad_input_is_found_before_anything_is_run(
 def test_a_suite_of_other_settings_is_refused() -> None:
     matrix = Matrix(("FedAvg",), ("base",), (0,))
     run_suite(*plan(parse, COMMON, matrix))
-    with pytest.raises(InputError, match="--lr to be"):
+    with pytest.raises(InputError, match=r"--lr to be .* Another --run_dir is another suite\."):
         plan(parse, [*COMMON, "--lr", "0.2"], matrix)
+    run_suite(*plan(parse, COMMON, Matrix(("FedAvg",), ("random",), (0,))))
+    with pytest.raises(InputError, match=r"--lr to be .* other updates in Phase 1"):  # no run yet, but a discovery
+        plan(parse, [*COMMON, "--lr", "0.2"], Matrix(("FedDyn",), ("random",), (0,)))
 
 
 def test_a_discovery_of_the_users_is_taken() -> None:

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from jdfl_lightning.errors import InputError, Note
+from jdfl_lightning.errors import InputError, Interrupted, Note
 from jdfl_lightning.nursery import nursery
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def _suite(args: Sequence[str]) -> int:
     """run a matrix of algorithms, supervisions and seeds, or what is left of it, and report on it"""
     with nursery(spare=False) if _may_use_workers(args) else nullcontext():
         parser = _parser("suite")
-        parser.add_argument("--algorithms", type=_names, default=["FedAvg"], metavar="A,B", help="federated optimizers")
+        parser.add_argument(
+            "--algorithms", type=_names, metavar="FedAvg,SCAFFOLD", help="federated optimizers; default: the config's"
+        )
         parser.add_argument(
             "--supervisions",
             type=_names,
@@ -124,7 +126,7 @@ def _suite(args: Sequence[str]) -> int:
         parser.add_argument("--num_domains", type=_numbers, metavar="2..7", help="numbers of pseudo-domains to try")
         parser.epilog = (
             "All other options are those of fit, for every run; --run_dir is the folder of the suite "
-            "(default: runs/suite- and the data set). The same command goes on with a suite that was cut off."
+            "(default: runs/suite- and the config's name). The same command goes on with a suite that was cut off."
         )
         options, others = parser.parse_known_args(args)
 
@@ -144,16 +146,18 @@ def _suite(args: Sequence[str]) -> int:
         folder, runs = plan(partial(parse_experiment, f"{PROGRAM} suite"), others, matrix)
         console = Console()
         with open_display(console) as display:
-            outcomes = run_suite(folder, runs, display)
+            try:
+                outcomes = run_suite(folder, runs, display)
+            except KeyboardInterrupt:
+                raise Interrupted("the same command") from None
     failed = [outcome for outcome in outcomes if outcome.failure]
-    if len(failed) < len(outcomes):
-        report = write_report([folder], folder / "report")
-        if isinstance(runs[0].logger, WandbRounds):
-            _upload(report, runs[0].logger)
-        about = f"{report.num_runs} runs compared, {len(report.left_out)} left out: {report.folder / PAGE}"
-        console.print(about, highlight=False, soft_wrap=True)
     for outcome in failed:
         print(f"{PROGRAM}: {outcome.name} failed: {outcome.failure}", file=sys.stderr)
+    if len(failed) < len(outcomes):
+        report = write_report([folder], folder / "report")
+        print(f"{report.num_runs} compared, {len(report.left_out)} left out: {report.folder / PAGE}")
+        if isinstance(runs[0].logger, WandbRounds):
+            _upload(report, runs[0].logger)
     return FAILED if failed else 0
 
 
@@ -338,8 +342,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a disk, a folder or a file that does not do what it should
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return BAD_INPUT
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        if isinstance(error, Interrupted):
+            print(f"go on with: {error}")
         return INTERRUPTED
 
 

@@ -17,7 +17,7 @@ from jdfl_lightning.clustering import cluster
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.discovery import Updates, unit
 from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.errors import InputError, Interrupted, require
 from jdfl_lightning.experiment import open_run, prepare
 from jdfl_lightning.findings import Finding, read_findings, write_findings
 from jdfl_lightning.interrupts import after_current_client
@@ -84,8 +84,8 @@ def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = Non
                         findings = kept + list(_find(case, folder, name, display, check))
                         write_findings(folder, findings)
             except KeyboardInterrupt:
-                display.say(f"go on with: jdfl-lightning diagnose --resume {folder}, and --seeds and so on as before")
-                raise
+                again = f"jdfl-lightning diagnose --resume {folder}, with --seeds and so on as before"
+                raise Interrupted(again) from None
         draw_diagnosis(folder, folder / DIAGNOSIS_FIGURE)
     return folder
 

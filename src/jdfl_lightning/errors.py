@@ -11,6 +11,10 @@ class StorageError(InputError):
     """Something cannot be written or read back: a full disk, a folder without permission, a damaged file."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a run that can be continued; what it holds is the command for that."""
+
+
 class Note(UserWarning):
     """Something the user should know; the command goes on."""
 

@@ -15,7 +15,7 @@ from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError, StorageError, require
+from jdfl_lightning.errors import InputError, Interrupted, StorageError, require
 from jdfl_lightning.interrupts import after_current_client
 from jdfl_lightning.journal import RunJournal
 from jdfl_lightning.loggers import log_picture, open_logger
@@ -83,7 +83,7 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
                     if not isinstance(error, StorageError):
                         journal.save()
                     if isinstance(error, KeyboardInterrupt):
-                        display.say(f"go on with: jdfl-lightning fit --resume {folder}")
+                        raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
             run = read_run(folder)
             draw_curves(run, folder / CURVES)
@@ -204,7 +204,13 @@ def _run(
         # Phase 3: federated rounds
         if reached is not None:
             state = _reached_state(reached, state)
-            if last_round(folder) < state.round:  # it ended before its last round was judged
+            judged = last_round(folder)
+            if judged < state.round - 1:
+                raise StorageError(
+                    f"Expected the rounds up to {state.round - 1} in {folder / METRICS} but it ends with {judged:.0f}: "
+                    "it is damaged, or of another run."
+                )
+            if judged < state.round:  # it ended before its last round was judged
                 judge(experiment, runner, state, reached.metrics, journal)
         key = 0 if experiment.privacy.clip_norm is None else noise_key(folder)
         state = run_rounds(experiment, runner, state, journal, site.initial(1), key)

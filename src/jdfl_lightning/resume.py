@@ -115,6 +115,12 @@ def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
     return chosen | {"clustering.batch_size": batch_size}
 
 
+def check_updates(experiment: Experiment, folder: Path) -> None:
+    """Raise an `InputError` that names what would have made clients send other updates than a discovery's."""
+    why = "clients would have sent other updates in Phase 1, so that this discovery cannot be taken up."
+    _require_equal(_phase_1(_saved_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
+
+
 def take_up(experiment: Experiment, data: str) -> Updates | None:
     """Return the updates of the discovery that the settings name; nothing if they name none, or need none.
 
@@ -127,8 +133,7 @@ def take_up(experiment: Experiment, data: str) -> Updates | None:
     folder = Path(experiment.discovery)
     if not (folder / DISCOVERY).is_file():
         raise InputError(f"Expected --discovery to be a folder with a {DISCOVERY} but got {folder}.")
-    why = "its clients would have sent other updates. Leave --discovery out to have them sent anew."
-    _require_equal(_phase_1(_saved_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
+    check_updates(experiment, folder)
     found = load_discovery(folder, data)
     if found is None:
         raise InputError(f"Expected --discovery to be of the same images but those of {folder} differ, or their split.")

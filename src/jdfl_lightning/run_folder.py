@@ -38,7 +38,7 @@ Which = Literal["best", "last"]
 def make_run_folder(run_dir: str | None, name: str) -> Path:
     """Make the folder of a run, by default a new one in ``runs``; one that holds something is never touched."""
     folder = Path(run_dir) if run_dir else Path(RUNS) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    if run_dir and folder.exists() and (not folder.is_dir() or any(not _is_aside(file) for file in folder.iterdir())):
+    if run_dir and folder.exists() and (not folder.is_dir() or any(not is_aside(file) for file in folder.iterdir())):
         raise InputError(f"Expected --run_dir to be new or empty but {folder} exists: choose another, or remove it.")
     try:
         while True:
@@ -51,7 +51,7 @@ def make_run_folder(run_dir: str | None, name: str) -> Path:
         raise InputError(f"Expected --run_dir to be writable but got {folder}: {error}.") from error
 
 
-def _is_aside(file: Path) -> bool:
+def is_aside(file: Path) -> bool:
     """Return whether a file is what a kill in the middle of writing leaves."""
     return file.name.startswith(".") and file.name.endswith(".tmp")
 
