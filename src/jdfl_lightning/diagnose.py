@@ -81,7 +81,7 @@ def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = Non
                         case = replace(experiment, seed_everything=seed, clustering=options)
                         name = f"case {number}/{len(cases)}: seed {seed}, batch {batch_size}"
                         kept = [f for f in findings if (f.seed, f.batch_size) != (seed, batch_size)]
-                        findings = kept + list(_find(case, folder, name, display, check))
+                        findings = kept + list(find(case, folder, name, display, check))
                         write_findings(folder, findings)
             except KeyboardInterrupt:
                 again = f"jdfl-lightning diagnose --resume {folder}, with --seeds and so on as before"
@@ -90,8 +90,19 @@ def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = Non
     return folder
 
 
-def _find(case: Experiment, folder: Path, name: str, display: Display, check: Callable[[], None]) -> Iterator[Finding]:
-    """Train every client once; give a finding for each E_0 and each subset of layers."""
+def find(
+    case: Experiment, folder: Path, name: str = "", display: Display | None = None, check: Callable[[], object] = int
+) -> Iterator[Finding]:
+    """Train every client once; give a finding for each E_0 and each subset of layers.
+
+    Args:
+        case: its seed, its clustering's batch size and number of epochs; the layers are `WIDEST`.
+        folder: for what the backend may have to write.
+        name: what the display calls it.
+        display: where progress is shown.
+        check: is called where it can be interrupted.
+    """
+    display = display or Display()
     data, seed = case.data, case.seed_everything
     data.deal(seed)
     site = Site(case)
