@@ -18,6 +18,7 @@ import sys
 import time
 from itertools import pairwise
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,15 +38,21 @@ def direction(seed: int, length: int) -> np.ndarray:
     return entries / np.linalg.norm(entries)
 
 
-def sketches(first: int, last: int, length: int, dim: int) -> np.ndarray:
-    """Return the sketches of some clients."""
+def own_memory() -> float:
+    """Return the MiB that this process does not share with others."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private")) / 1024
+
+
+def sketches(first: int, last: int, length: int, dim: int) -> tuple[np.ndarray, float]:
+    """Return the sketches of some clients, and the memory that it took."""
     torch.set_num_threads(1)
     domains = [direction(domain, length) for domain in range(DOMAINS)]
     short = np.empty((last - first, dim), dtype=np.float32)
     for client in range(first, last):
         update = torch.from_numpy(domains[client % DOMAINS] + direction(1000 + client, length))
         short[client - first] = unit(sketch(unit(update), dim, seed=0)).numpy()
-    return short
+    return short, own_memory()
 
 
 def measure(clients: int, length: int, dim: int) -> dict[str, float]:
@@ -55,16 +62,16 @@ def measure(clients: int, length: int, dim: int) -> dict[str, float]:
     bounds = np.linspace(0, clients, 4 * cores + 1).astype(int).tolist()
     with get_context("fork").Pool(cores) as pool:
         parts = pool.starmap(sketches, [(a, b, length, dim) for a, b in pairwise(bounds)])
-    vectors = torch.from_numpy(np.concatenate(parts))
+    vectors = torch.from_numpy(np.concatenate([short for short, _ in parts]))
     middle = time.perf_counter()
     found = cluster(Updates(list(range(clients)), vectors), None, "elbow", 10, seed=0)
     end = time.perf_counter()
-    peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "sketch": middle - begin,
         "cluster": end - middle,
-        "server": peaks[0],
-        "all": peaks[0] + cores * peaks[1],
+        "server": peak,
+        "all": peak + cores * max(memory for _, memory in parts),
         "m": found.num_domains,
         "ari": float(adjusted_rand_score([c % DOMAINS for c in range(clients)], list(found.assignments.values()))),
     }
