@@ -8,6 +8,7 @@ import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from helpers import experiment
 from jdfl_lightning import fit
 from jdfl_lightning.checkpoint import About, Checkpoints
 from jdfl_lightning.cli import main
+from jdfl_lightning.report import write
 from jdfl_lightning.report.collect import find_run_folders, read_finished
 from jdfl_lightning.report.comparison import Row, Section, compare
 from jdfl_lightning.report.costs import cost
@@ -87,7 +89,7 @@ def test_mean_deviation_and_paired_interval() -> None:
     half = math.sqrt(2) * 0.95 / math.sqrt(1 - 0.95**2) * 0.02 / math.sqrt(3)
     assert found.low == pytest.approx(0.04 - half)
     assert found.high == pytest.approx(0.04 + half)
-    assert (found.seeds, found.verdict) == ((0, 1, 2), "not shown")
+    assert (found.seeds, found.verdict) == ((0, 1, 2), "undecided")
 
 
 @pytest.mark.parametrize(
@@ -95,9 +97,10 @@ def test_mean_deviation_and_paired_interval() -> None:
     [
         ([0.52, 0.63, 0.72], "gain"),  # 0.02, 0.03, 0.02: mean 0.0233, half 0.0143
         ([0.48, 0.57, 0.68], "loss"),
-        ([0.52, 0.64, 0.76], "not shown"),
-        ([0.50, 0.60, 0.70], "not shown"),  # the same to the bit: 0 is in [0, 0]
-        ([0.60, 0.79], "not shown"),  # 0.10, 0.19: with two seeds the quantile is 12.7
+        ([0.52, 0.64, 0.76], "undecided"),
+        ([0.50, 0.60, 0.70], "no spread: not judged"),  # the same to the bit
+        ([0.52, 0.62], "no spread: not judged"),  # 0.02 twice, but for rounding
+        ([0.60, 0.79], "undecided"),  # 0.10, 0.19: with two seeds the quantile is 12.7
         ([0.90], "one seed: not judged"),
     ],
 )
@@ -121,6 +124,9 @@ def test_the_rule_of_a_gain(pairs: list[tuple[float, float]]) -> None:
     assert back is not None
     assert back.verdict == {"gain": "loss", "loss": "gain"}.get(there.verdict, there.verdict)
     assert (there.verdict == "one seed: not judged") == (len(pairs) == 1)
+    differences = [method[seed] - base[seed] for seed in method]
+    if len(pairs) > 1 and max(differences) - min(differences) < 1e-12:
+        assert there.verdict == "no spread: not judged"
     if there.verdict == "gain":
         assert there.low is not None
         assert 0 < there.low <= there.mean
@@ -181,6 +187,32 @@ def test_cost() -> None:
     assert "| 95.00 | 0 of 3 seeds | - | - | - |" in Path("report/report.md").read_text()
     by_default = [line for line in report() if line["quantity"] == "rounds"]
     assert [float(line["target"]) for line in by_default] == [pytest.approx(0.7)]  # mean of 0.8, 0.7 and 0.6
+
+
+def test_a_mean_that_rounding_lifts_above_all_its_values_is_reached() -> None:
+    """Three times the same accuracy, whose mean in floating-point numbers is larger than it."""
+    accuracy = next(value for k in range(1, 1000) if fmean([value := k / 1000] * 3) > value)
+    for seed in range(3):
+        write_run(RUNS / str(seed), short("FedAvg", "base", seed), [0.0, accuracy, 0.0])
+    (line,) = [line for line in report() if line["quantity"] == "rounds"]
+    assert (float(line["mean"]), line["count"]) == (2.0, "3.0")
+
+
+def test_bytes_that_were_not_counted_in_a_round_have_no_sum() -> None:
+    folder = write_run(RUNS / "a", short(), [0.1, 0.5, 0.2])
+    text = (folder / "metrics.csv").read_text()
+    (folder / "metrics.csv").write_text(text.replace("1000000,2000000", "1000000,nan", 1))
+    lines = {line["quantity"]: line["mean"] for line in report() if line["target"]}
+    assert lines == {"rounds": "2.0", "bytes_down": "2000000.0"}
+    assert "| 2.0 | - | 2.0 |" in Path("report/report.md").read_text()
+
+
+def test_a_domain_without_an_accuracy_is_a_dash() -> None:
+    for seed in (0, 1):
+        write_run(RUNS / str(seed), short(seed=seed), [0.5] * 3, {"ink": math.nan, "chalk": 0.25})
+    lines = {line["domain"]: line["mean"] for line in report() if line["domain"]}
+    assert lines == {"ink": "", "chalk": "0.25"}
+    assert "| 50.00 ± 0.00 | - | 25.00 ± 0.00 |" in Path("report/report.md").read_text()
 
 
 def test_settings_are_not_averaged_together() -> None:
@@ -299,8 +331,23 @@ def test_what_is_left_out_and_why() -> None:
     write_run(RUNS / "no table", short(), [0.5] * 3)
     (RUNS / "no table" / "metrics.csv").write_text("round,test/acc\n1,x\n")
     write_run(RUNS / "silent", short("FedDC"), [math.nan] * 3)
+    (RUNS / "discovery alone").mkdir()
+    for name, text in (("config.yaml", "rounds: 3\n"), ("discovery.json", '{"num_domains": 4}')):
+        (RUNS / "discovery alone" / name).write_text(text)
+    write_run(RUNS / "too long", short("MOON"), [0.5] * 4)
+    write_run(RUNS / "too good", short("MOON"), [0.5, math.inf, 0.5])
+    for name, text in (("no m", "{}"), ("no record", "[4]")):
+        write_run(RUNS / name, short("MOON", "random"), [0.5] * 3)
+        (RUNS / name / "discovery.json").write_text(text)
+    write_run(RUNS / "endless", short(rounds=math.inf), [0.5] * 3)
     found = left_out()
     assert set(found) == {
+        "discovery alone",
+        "too long",
+        "too good",
+        "no m",
+        "no record",
+        "endless",
         "half",
         "other images",
         "fine1 again",
@@ -313,12 +360,26 @@ def test_what_is_left_out_and_why() -> None:
     assert "other images, or dealt out otherwise, than in the 2 runs of seed 0" in found["other images"]
     assert found["fine1 again"] == "repeats runs/fine1: the same settings and seed, with another best round"
     assert "no metrics.csv" in found["begun"]
+    assert "a discovery alone" in found["discovery alone"]
+    assert found["too long"] == "its metrics.csv has 4 rounds but its config.yaml 3"
+    assert found["too good"] == "its metrics.csv has an accuracy that is not between 0 and 1"
+    assert found["no m"] == found["no record"] == "its discovery.json does not say the number of pseudo-domains"
+    assert "not one of a run: OverflowError" in found["endless"]
     assert "not one of a run" in found["no settings"]
     assert "cannot be read" in found["no table"]
     assert found["silent"] == "no round was evaluated"
     for name in ("report.md", "report.html", "report.tex"):
         text = Path("report", name).read_text()
         assert all(folder in text for folder in found), name
+
+
+def test_where_images_differ_and_none_has_a_majority_none_is_kept() -> None:
+    for name, data in (("random", "these"), ("graded", "those")):
+        write_run(RUNS / name, short("FedAvg", name, 0), [0.5] * 3, data=data)
+    write_run(RUNS / "base", short("FedAvg", "base", 0), [0.5] * 3)
+    found = left_out()
+    assert set(found) == {"graded", "random"}
+    assert all("no majority agrees" in reason for reason in found.values())
 
 
 def test_a_baseline_of_other_images_is_left_out() -> None:
@@ -384,6 +445,32 @@ def test_an_earlier_report_is_replaced_and_other_files_stay() -> None:
     assert not Path("report/report-1-ablation.png").exists()
     assert Path("report/notes.txt").read_text() == "mine"
     assert "hard" not in Path("report/report.csv").read_text()
+
+
+def test_a_report_that_was_cut_off_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(RUNS / "a", short(), [0.5] * 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "as_html", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_report([RUNS], Path("report"))
+    (Path("report") / "report.md").touch()
+    (Path("report") / ".report.csv.1.tmp").touch()
+    report()
+    assert Path("report/report.html").exists()
+
+
+@pytest.mark.parametrize("names", [["report-1-accuracy.png", "notes.txt"], ["report.tex"], ["report.html"]])
+def test_files_of_ones_own_are_not_taken_for_a_report_that_was_cut_off(names: list[str]) -> None:
+    write_run(RUNS / "a", short(), [0.5] * 3)
+    Path("mine").mkdir()
+    for name in names:
+        (Path("mine") / name).write_text("mine")
+    assert main(["report", "runs", "--output", "mine"]) == 2
+    assert [(Path("mine") / name).read_text() for name in names] == ["mine"] * len(names)
+
+
+def raise_interrupt(*_: object) -> str:
+    raise KeyboardInterrupt
 
 
 class Reader(HTMLParser):

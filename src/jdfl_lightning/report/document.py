@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +71,9 @@ INTRODUCTION = (
     "A difference to base is taken seed by seed, between runs that share everything but the joint head. Its 95 % "
     "interval is mean ± t s / √n, with s the standard deviation of the n differences and t the 97.5 % quantile of "
     "Student's distribution with n - 1 degrees of freedom. It is called a gain, or a loss, only if the interval lies "
-    "on one side of 0; if it contains 0, no difference is shown, and with one seed none is judged. Intervals are not "
-    "corrected for their number: where nothing differs, one in twenty lies on one side by chance.",
+    "on one side of 0, and is undecided if it contains 0. With one seed nothing is judged, nor where all seeds differ by "
+    "exactly the same: accuracy is a count, and a few equal ones are chance. Intervals are not corrected for their "
+    "number: where nothing differs, one in twenty lies on one side by chance.",
     "Values of the paper are means of three seeds; a question mark says that a value is no count of test images, or "
     "that its row does not add up, so that it may be a misprint.",
 )
@@ -87,7 +89,9 @@ def percent(value: float, sign: bool = False) -> str:
 
 
 def spread_text(value: Spread) -> str:
-    """Return a mean and, if there are several seeds, its standard deviation."""
+    """Return a mean and, if there are several seeds, its standard deviation; nothing if there is no number."""
+    if math.isnan(value.mean):
+        return NONE
     return percent(value.mean) if value.std is None else f"{percent(value.mean)} ± {percent(value.std)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from jdfl_lightning.checkpoint import write_whole
@@ -28,6 +29,8 @@ from jdfl_lightning.report.records import Record, as_csv, records
 
 TITLE = "Comparison of runs"
 PAGE = "report.html"
+_TABLES = ("report.md", "report.csv", "report.tex")
+_PICTURES = "report-*.png"
 
 
 @dataclass(frozen=True)
@@ -61,31 +64,35 @@ def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = 
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"Expected --output to be writable but got {output}: {error}.") from error
-    for stale in output.glob("report-*.png"):
+    for stale in output.glob(_PICTURES):
         stale.unlink()
     parts = [Part("How to read this", [_summary(len(finished), left_out), *INTRODUCTION])]
     for number, section in enumerate(sections, start=1):
         parts.append(_part(section, targets, output, number))
     parts.append(left_out_part(left_out))
     found = records(sections, targets)
-    for name, content in (
-        ("report.md", as_markdown(TITLE, parts)),
-        ("report.csv", as_csv(found)),
-        ("report.tex", as_latex(TITLE, parts)),
-        (PAGE, as_html(TITLE, parts)),
-    ):
-        write_whole(output / name, content.encode())
-    return Report(output, len(finished), left_out, found, sorted(output.glob("report-*.png")))
+    contents = (as_markdown(TITLE, parts), as_csv(found), as_latex(TITLE, parts), as_html(TITLE, parts))
+    for name, content in zip((*_TABLES, PAGE), contents, strict=True):
+        write_whole(output / name, content.encode(errors="replace"))  # a folder's name may be no text
+    return Report(output, len(finished), left_out, found, sorted(output.glob(_PICTURES)))
 
 
 def _check_output(output: Path) -> None:
     """Refuse a folder that holds anything but an earlier report."""
     if output.exists() and not output.is_dir():
         raise InputError(f"Expected --output to be a folder but {output} is a file.")
-    if output.is_dir() and any(output.iterdir()) and not is_report(output / PAGE):
+    if output.is_dir() and not is_report(output / PAGE) and not _was_cut_off({file.name for file in output.iterdir()}):
         raise InputError(
             f"Expected --output to be new, empty or the folder of an earlier report but {output} holds other files."
         )
+
+
+def _was_cut_off(names: set[str]) -> bool:
+    """Return whether files are the beginning of a report: pictures come first, the page comes last."""
+    tables = names & set(_TABLES)
+    pictures = {name for name in names if fnmatch(name, _PICTURES)}
+    aside = {name for name in names if name == "wandb" or fnmatch(name, ".*.tmp")}
+    return names == tables | pictures | aside and (not tables or bool(pictures))
 
 
 def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
