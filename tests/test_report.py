@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import experiment
-from jdfl_lightning import fit
+from jdfl_lightning import fit, published
 from jdfl_lightning.checkpoint import About, Checkpoints
 from jdfl_lightning.cli import main
 from jdfl_lightning.report import write
@@ -39,7 +39,10 @@ def short(*arguments: Any, **others: Any) -> dict[str, Any]:
 
 def data(name: str, size: int, num_clients: int) -> dict[str, Any]:
     """The data of a config."""
-    return {"class_path": f"x.{name}", "init_args": {"size": size, "num_clients": num_clients, "test_fraction": 0.2}}
+    return {
+        "class_path": f"jdfl_lightning.data.{name}",
+        "init_args": {"size": size, "num_clients": num_clients, "test_fraction": 0.2},
+    }
 
 
 def sections(*paths: Path) -> list[Section]:
@@ -288,6 +291,47 @@ def test_published_values_and_what_differs() -> None:
     assert "50.00 \\[80.43?\\]" in Path("report/report.md").read_text()
 
 
+def test_settings_that_the_paper_does_not_have_are_named() -> None:
+    settings = short("FedAvg", "graded", alpha=0.45, min_clients=2, trainer={"precision": "bf16-mixed"})
+    settings["clustering"] |= {"fraction": 0.5, "sketch_dim": 1024, "newcomers": "update"}
+    write_run(RUNS / "a", settings, [0.5] * 3)
+    assert row(only_section(), "FedAvg", "graded").differs == (
+        "rounds 3 (paper 150), seeds 1 (paper 3), alpha 0.45 (paper 0.55), min_clients 2 (not in the paper), "
+        "trainer.precision bf16-mixed (not in the paper), clustering.fraction 0.5 (not in the paper), "
+        "clustering.sketch_dim 1024 (not in the paper), clustering.newcomers update (not in the paper)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("alpha", "found", "differs"),
+    [(0.55, (4, 5), ""), (0.45, (6, 6), ""), (0.55, (6, 6), "(paper 0.45)"), (0.55, (5, 6), "(paper 0.45 or 0.55)")],
+)
+def test_alpha_by_the_papers_rule(alpha: float, found: tuple[int, int], differs: str) -> None:
+    """0.55 up to M = 5, 0.45 above."""
+    for seed, m in enumerate(found):
+        settings = short("FedAvg", "graded", seed, alpha=alpha)
+        write_run(RUNS / str(seed), settings, [0.5] * 3, data=str(seed), num_domains=m)
+    text = row(only_section(), "FedAvg", "graded").differs
+    assert text == f"rounds 3 (paper 150), seeds 2 (paper 3){f', alpha {alpha} {differs}' if differs else ''}"
+
+
+def test_a_class_of_ones_own_is_not_the_papers() -> None:
+    for path, seed in (("mine.FedAvg", 0), ("jdfl_lightning.algorithms.fedavg.FedAvg", 0)):
+        settings = short(seed=seed)
+        settings["algorithm"]["class_path"] = path
+        write_run(RUNS / path, settings, [0.5] * 3)
+    own = short()
+    own["data"]["class_path"] = "mine.PACS"
+    write_run(RUNS / "data", own, [0.5] * 3)
+    known, other = sections()
+    assert {r.settings: r.published is not None for r in known.rows} == {
+        "algorithm mine.FedAvg": False,
+        "algorithm jdfl_lightning.algorithms.fedavg.FedAvg": True,
+    }
+    assert (other.experiment, other.title, other.rows[0].published) == (None, "PACS", None)
+    assert other.about.startswith("mine.PACS, ")
+
+
 def test_sweep_over_num_domains() -> None:
     """Given M = 2 and 3 beside a chosen one: the main table has the chosen one, the curve the others."""
     for name, given_domains in (("chosen", None), ("two", 2), ("three", 3)):
@@ -303,6 +347,31 @@ def test_sweep_over_num_domains() -> None:
     assert [line["num_domains"] for line in lines if line["table"] == "num_domains"] == ["2", "3"]
     assert Path("report/report-1-num-domains.png").stat().st_size > 5000
     assert not Path("report/report-1-ablation.png").exists()
+
+
+def test_the_papers_curve_over_m_is_that_of_fedavg_in_setting_b() -> None:
+    """Nothing is printed for another algorithm, another experiment or hard targets."""
+    for algorithm, supervision, client_fraction in (
+        ("FedAvg", "random", 0.5),
+        ("FedAvg", "hard", 0.5),
+        ("SCAFFOLD", "random", 0.5),
+        ("FedAvg", "random", 1.0),
+    ):
+        for m in (2, 3):
+            epochs = 5 if client_fraction < 1 else 1
+            settings = short(algorithm, supervision, num_domains=m, client_fraction=client_fraction, epochs=epochs)
+            folder = RUNS / f"{algorithm}-{supervision}-{client_fraction}-{m}"
+            write_run(folder, settings, [0.5] * 3, num_domains=m)
+    printed = {
+        (s.experiment, r.algorithm, r.supervision, r.given_domains): r.published.overall if r.published else None
+        for s in sections()
+        for r in s.sweep
+    }
+    assert {key: value for key, value in printed.items() if value is not None} == {
+        ("pacs_b", "FedAvg", "random", 2): published.num_domains_curve()["random", 2],
+        ("pacs_b", "FedAvg", "random", 3): published.num_domains_curve()["random", 3],
+    }
+    assert len(printed) == 8
 
 
 def test_one_given_m_is_in_the_main_table() -> None:

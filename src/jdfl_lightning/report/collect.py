@@ -18,6 +18,8 @@ Value: TypeAlias = str | int | float | bool | None
 Settings: TypeAlias = tuple[tuple[str, Value], ...]
 """Settings by their names, sorted: equal and hashable if the settings are equal."""
 
+PACKAGE = "jdfl_lightning."
+"""Start of the import paths of classes that are not the user's own."""
 SUPERVISIONS = ("base", "hard", "graded", "random")
 _NO_RUNS_INSIDE = ("wandb", "checkpoints", "clients", "discovery")
 _FREE = (
@@ -141,7 +143,8 @@ def _read(folder: Path) -> Finished:
         supervision = str(run.config["supervision"])
         rounds, seed = int(run.config["rounds"]), int(run.config["seed_everything"])
         algorithm = str(settings["algorithm"]).rpartition(".")[2]
-        data = str(settings["data"]).rpartition(".")[2]
+        data = str(settings["data"])
+        data = data.rpartition(".")[2] if data.startswith(PACKAGE) else data
         given = settings.get("num_domains") if supervision != "base" else None
         section = _pick(settings, _SECTION) | {"data": data, "domains": json.dumps(run.domains)}
         return Finished(
@@ -246,7 +249,7 @@ def _without_other_splits(runs: Sequence[Finished], left_out: list[LeftOut]) -> 
             kept.append(run)
         elif len(usual) > 1:
             reason = (
-                f"the runs of seed {run.seed} have different images, or dealt out differently, and no majority agrees"
+                f"the runs of seed {run.seed} differ in images, or in how they are dealt out, and no majority agrees"
             )
             left_out.append(LeftOut(run.run.folder, f"{reason}: report those that belong together"))
         else:

@@ -71,8 +71,8 @@ INTRODUCTION = (
     "A difference to base is taken seed by seed, between runs that share everything but the joint head. Its 95 % "
     "interval is mean ± t s / √n, with s the standard deviation of the n differences and t the 97.5 % quantile of "
     "Student's distribution with n - 1 degrees of freedom. It is called a gain, or a loss, only if the interval lies "
-    "on one side of 0, and is undecided if it contains 0. With one seed nothing is judged, nor where all seeds differ by "
-    "exactly the same: accuracy is a count, and a few equal ones are chance. Intervals are not corrected for their "
+    "on one side of 0, and is undecided if it contains 0. With one seed nothing is judged, nor where all seeds differ "
+    "by exactly the same: accuracy is a count, and a few equal ones are chance. Intervals are not corrected for their "
     "number: where nothing differs, one in twenty lies on one side by chance.",
     "Values of the paper are means of three seeds; a question mark says that a value is no count of test images, or "
     "that its row does not add up, so that it may be a misprint.",
