@@ -596,6 +596,51 @@ def test_formats_of_a_whole_study() -> None:
             assert mean.replace("±", r"$\pm$") in latex
 
 
+def test_latex_has_what_differs_in_notes_below() -> None:
+    """Rows that differ in the same share a note; the table itself has no column of sentences."""
+    for seed in (0, 1):
+        write_run(RUNS / f"a{seed}", short("FedAvg", "base", seed), [0.5] * 3)
+        write_run(RUNS / f"b{seed}", short("FedAvg", "random", seed), [0.5 + seed / 9] * 3, data=str(seed))
+        write_run(RUNS / f"c{seed}", short("FedAvg", "random", seed, phi=0.5), [0.5] * 3, data=str(seed))
+    report()
+    latex = Path("report/report.tex").read_text()
+    table = latex.split(r"\end{table}")[0]
+    tabular, notes = table.split(r"\end{tabular}")
+    assert "rounds" not in tabular
+    assert re.findall(r"\^\{(\d)\}\$ \\\\", tabular) == ["1", "2", "1"]  # base, phi 0.5, phi 1
+    assert "$^{1}$ differs from the paper: rounds 3 (paper 150), seeds 2 (paper 3)." in notes
+    assert "$^{2}$ differs from the paper: rounds 3 (paper 150), seeds 2 (paper 3), phi 0.5 (paper 1)." in notes
+    for block in latex.split(r"\begin{table}")[1:]:
+        assert block.count("{") - block.count(r"\{") == block.count("}") - block.count(r"\}")
+
+
+def test_several_experiments_are_in_one_table_first() -> None:
+    """Setting A: base 0.5, random 0.6 and so 10 points more; setting B: base 0.7, graded with two temperatures."""
+    write_run(RUNS / "a", short(epochs=1, client_fraction=1.0), [0.5] * 3)
+    write_run(RUNS / "b", short("FedAvg", "random", epochs=1, client_fraction=1.0), [0.6] * 3)
+    write_run(RUNS / "c", short(), [0.7] * 3)
+    for tau, best in ((0.1, 0.65), (0.5, 0.72)):
+        write_run(RUNS / f"d{tau}", short("FedAvg", "graded", tau=tau), [best] * 3)
+    report()
+    part = Path("report/report.md").read_text().split("## ")[2]
+    assert part.split("\n\n")[2].splitlines() == [
+        "| algorithm | supervision | settings | PACS, setting A | PACS, setting B |",
+        "| :--- | :--- | :--- | ---: | ---: |",
+        "| FedAvg | base | - | 50.00 | 70.00 |",
+        "| FedAvg | graded | tau 0.1 | - | 65.00 (-5.00) |",
+        "| FedAvg | graded | tau 0.5 | - | **72.00 (+2.00)** |",
+        "| FedAvg | random | - | **60.00 (+10.00)** | - |",
+    ]
+
+
+def test_experiments_of_one_name_say_what_they_differ_in() -> None:
+    for size in (16, 32):
+        settings = short()
+        settings["data"] = data("DigitsDomains", size, 10)
+        write_run(RUNS / str(size), settings, [0.5] * 3)
+    assert [section.title for section in sections()] == ["DigitsDomains, size 16", "DigitsDomains, size 32"]
+
+
 NASTY = "<b>&_%"
 
 
@@ -624,8 +669,10 @@ def test_escapes_leave_nothing_active(text: str) -> None:
     """Every character that means something is behind a backslash, and no text ends a line."""
     markdown, latex = escape_markdown(text), escape_latex(text)
     assert not re.search(r"[`*_{}\[\]<>|#!~&$]", re.sub(r"\\.", "", markdown))
-    rest = re.sub(r"\\text\w+\{\}|\$(-|\\pm|\\surd)\$|\{[\[\]]\}|\\[&%$#_{}]", "", latex)
+    rest = re.sub(r"\\text\w+\{\}|\$(-|\\pm|\\surd)\$|\{[\[\]]\}|\\[&%$#_{}]|\\ldots\{\}|-\{\}", "", latex)
     assert not re.search(r"[\\&%$#_{}~^<>|\[\]]", rest)
+    assert "--" not in latex
+    assert all(ord(character) < 256 and character not in "«»ÐðÞþ" for character in latex)
     assert "\n" not in markdown + latex
     assert "\r" not in markdown + latex
 

@@ -188,11 +188,16 @@ def _row(
     )
 
 
-def _order(row: Row) -> tuple[object, ...]:
+def method_order(row: Row) -> tuple[int, str, int]:
+    """Return what methods are sorted by: the paper's order of algorithms, then of supervisions."""
     known = _PAPER_ORDER.index(row.algorithm) if row.algorithm in _PAPER_ORDER else len(_PAPER_ORDER)
+    return known, row.algorithm, SUPERVISIONS.index(row.supervision)
+
+
+def _order(row: Row) -> tuple[object, ...]:
+    known, algorithm, supervision = method_order(row)
     first = row.runs[0]
-    supervision = SUPERVISIONS.index(row.supervision)
-    return known, row.algorithm, str(first.training), supervision, row.given_domains or 0, str(first.joint)
+    return known, algorithm, str(first.training), supervision, row.given_domains or 0, str(first.joint)
 
 
 def _given(row: Row, rows: Sequence[Row]) -> set[int | None]:

@@ -212,6 +212,6 @@ def _paper(rows: Sequence[Row]) -> list[Artist]:
 def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
     """Put one legend above all panels, in as many columns as fit, and make room for it."""
     longest = max(len(str(handle.get_label())) for handle in handles)
-    columns = max(1, min(len(handles), int(figure.get_figwidth() / (0.55 + 0.075 * longest))))
+    columns = max(1, min(len(handles), int(figure.get_figwidth() / (0.5 + 0.07 * longest))))
     figure.set_figheight(figure.get_figheight() + 0.2 * (math.ceil(len(handles) / columns) - 1))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, fontsize=9)

@@ -22,6 +22,7 @@ from jdfl_lightning.report.document import (
     cost_table,
     domain_table,
     left_out_part,
+    overview_table,
     percent,
 )
 from jdfl_lightning.report.figures import DPI, ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
@@ -69,6 +70,8 @@ def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = 
     for stale in output.glob(_PICTURES):
         stale.unlink()
     parts = [Part("How to read this", [_summary(len(finished), left_out), *INTRODUCTION])]
+    if len(sections) > 1:
+        parts.append(Part("All experiments", [overview_table(sections)]))
     for number, section in enumerate(sections, start=1):
         parts.append(_part(section, targets, output, number))
     parts.append(left_out_part(left_out))
