@@ -596,6 +596,14 @@ def test_formats_of_a_whole_study() -> None:
             assert mean.replace("±", r"$\pm$") in latex
 
 
+def test_a_printed_gain_of_nothing_is_a_gain_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = published.Result("FedAvg", "random", 67.9, 0.0)
+    monkeypatch.setattr(published, "find_result", lambda *_: printed)
+    write_run(RUNS / "a", short("FedAvg", "random"), [0.5] * 3)
+    assert report()[0]["paper_gain"] == "0.0"
+    assert "67.90 (+0.00)" in Path("report/report.md").read_text()
+
+
 def test_latex_has_what_differs_in_notes_below() -> None:
     """Rows that differ in the same share a note; the table itself has no column of sentences."""
     for seed in (0, 1):

@@ -40,7 +40,7 @@ th { background: var(--head); font-weight: 600; }
 .text { white-space: normal; min-width: 8rem; max-width: 24rem; overflow-wrap: anywhere; }
 .note { white-space: normal; min-width: 11rem; max-width: 24rem; overflow-wrap: anywhere; }
 .pin { position: sticky; left: 0; z-index: 1; white-space: normal; overflow-wrap: anywhere; width: var(--first);
-  min-width: var(--first); max-width: var(--first); --first: 5.8rem; --second: 6.6rem; }
+  min-width: var(--first); max-width: var(--first); --first: 6.1rem; --second: 6.9rem; }
 .pin + .pin { left: var(--first); width: var(--second); min-width: var(--second); max-width: var(--second); }
 td.pin { background: var(--page); }
 .block td { border-top: 2px solid var(--line); }
@@ -54,7 +54,7 @@ figcaption { color: var(--soft); font-size: .875rem; max-width: 46rem; }
 @media (max-width: 40rem) {
   .pin { --first: 5.2rem; --second: 6rem; font-size: .8rem; padding: .4rem .3rem; }
   .pin + .pin { border-right: 1px solid var(--line); }
-  .note { min-width: 16rem; }
+  .note { min-width: 22rem; }
 }
 """
 
