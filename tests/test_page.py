@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from jdfl_lightning.report.write import write_report
-from run_folders import write_study
+from run_folders import config, write_run, write_study
 
 FLAGS = (
     "--no-sandbox",
@@ -87,6 +87,48 @@ def test_page(browser: Browser, page_file: Path, width: int, scheme: Literal["li
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
     assert problems == []
     page.close()
+
+
+@pytest.fixture(scope="module")
+def wide_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a study with another temperature beside, so that rows name their settings."""
+    folder = tmp_path_factory.mktemp("wide")
+    runs = write_study(folder / "runs")
+    for seed in range(3):
+        settings = config("FedAvg", "graded", seed, rounds=30, tau=0.5)
+        settings["data"]["init_args"]["size"] = 32
+        write_run(runs / f"tau{seed}", settings, [0.6 + seed / 50] * 30, data=f"split {seed}")
+    write_report([runs], folder / "report")
+    return folder / "report" / "report.html"
+
+
+def test_no_column_is_cut_off_on_a_wide_screen(browser: Browser, wide_page: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(wide_page.as_uri())
+    assert page.locator("th", has_text="settings").count() > 0
+    assert set(page.eval_on_selector_all(".scroll", "all => all.map(b => b.scrollWidth - b.clientWidth)")) == {0}
+    assert _lines_of_heads(page) == {1}
+    page.close()
+
+
+def test_who_stays_in_view_while_a_table_is_moved(browser: Browser, wide_page: Path) -> None:
+    """Algorithm and supervision of a row stay where they are, side by side; the other columns go below them."""
+    page = browser.new_page(viewport={"width": 400, "height": 900})
+    page.goto(wide_page.as_uri())
+    places = "b => [...b.querySelectorAll('tbody tr:first-child td')].slice(0, 3).map(c => c.getBoundingClientRect().x)"
+    before = page.eval_on_selector(".scroll", places)
+    page.eval_on_selector(".scroll", "b => { b.scrollLeft = 150 }")
+    after = page.eval_on_selector(".scroll", places)
+    assert after[:2] == pytest.approx(before[:2], abs=1)
+    assert after[2] == pytest.approx(before[2] - 150, abs=1)
+    assert _lines_of_heads(page) == {1}
+    page.close()
+
+
+def _lines_of_heads(page: Page) -> set[int]:
+    """Into how many lines the heads of the columns are broken that stay in view."""
+    script = "c => { const r = document.createRange(); r.selectNodeContents(c); return r.getClientRects().length }"
+    return set(page.eval_on_selector_all("th.pin", f"all => all.map({script})"))
 
 
 def _brightness(colour: str) -> float:

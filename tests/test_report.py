@@ -8,6 +8,7 @@ import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import experiment
-from jdfl_lightning import fit
+from jdfl_lightning import fit, published
 from jdfl_lightning.checkpoint import About, Checkpoints
 from jdfl_lightning.cli import main
+from jdfl_lightning.report import write
 from jdfl_lightning.report.collect import find_run_folders, read_finished
 from jdfl_lightning.report.comparison import Row, Section, compare
 from jdfl_lightning.report.costs import cost
@@ -37,7 +39,10 @@ def short(*arguments: Any, **others: Any) -> dict[str, Any]:
 
 def data(name: str, size: int, num_clients: int) -> dict[str, Any]:
     """The data of a config."""
-    return {"class_path": f"x.{name}", "init_args": {"size": size, "num_clients": num_clients, "test_fraction": 0.2}}
+    return {
+        "class_path": f"jdfl_lightning.data.{name}",
+        "init_args": {"size": size, "num_clients": num_clients, "test_fraction": 0.2},
+    }
 
 
 def sections(*paths: Path) -> list[Section]:
@@ -87,7 +92,7 @@ def test_mean_deviation_and_paired_interval() -> None:
     half = math.sqrt(2) * 0.95 / math.sqrt(1 - 0.95**2) * 0.02 / math.sqrt(3)
     assert found.low == pytest.approx(0.04 - half)
     assert found.high == pytest.approx(0.04 + half)
-    assert (found.seeds, found.verdict) == ((0, 1, 2), "not shown")
+    assert (found.seeds, found.verdict) == ((0, 1, 2), "undecided")
 
 
 @pytest.mark.parametrize(
@@ -95,9 +100,10 @@ def test_mean_deviation_and_paired_interval() -> None:
     [
         ([0.52, 0.63, 0.72], "gain"),  # 0.02, 0.03, 0.02: mean 0.0233, half 0.0143
         ([0.48, 0.57, 0.68], "loss"),
-        ([0.52, 0.64, 0.76], "not shown"),
-        ([0.50, 0.60, 0.70], "not shown"),  # the same to the bit: 0 is in [0, 0]
-        ([0.60, 0.79], "not shown"),  # 0.10, 0.19: with two seeds the quantile is 12.7
+        ([0.52, 0.64, 0.76], "undecided"),
+        ([0.50, 0.60, 0.70], "no spread: not judged"),  # the same to the bit
+        ([0.52, 0.62], "no spread: not judged"),  # 0.02 twice, but for rounding
+        ([0.60, 0.79], "undecided"),  # 0.10, 0.19: with two seeds the quantile is 12.7
         ([0.90], "one seed: not judged"),
     ],
 )
@@ -121,6 +127,9 @@ def test_the_rule_of_a_gain(pairs: list[tuple[float, float]]) -> None:
     assert back is not None
     assert back.verdict == {"gain": "loss", "loss": "gain"}.get(there.verdict, there.verdict)
     assert (there.verdict == "one seed: not judged") == (len(pairs) == 1)
+    differences = [method[seed] - base[seed] for seed in method]
+    if len(pairs) > 1 and max(differences) - min(differences) < 1e-12:
+        assert there.verdict == "no spread: not judged"
     if there.verdict == "gain":
         assert there.low is not None
         assert 0 < there.low <= there.mean
@@ -181,6 +190,32 @@ def test_cost() -> None:
     assert "| 95.00 | 0 of 3 seeds | - | - | - |" in Path("report/report.md").read_text()
     by_default = [line for line in report() if line["quantity"] == "rounds"]
     assert [float(line["target"]) for line in by_default] == [pytest.approx(0.7)]  # mean of 0.8, 0.7 and 0.6
+
+
+def test_a_mean_that_rounding_lifts_above_all_its_values_is_reached() -> None:
+    """Three times the same accuracy, whose mean in floating-point numbers is larger than it."""
+    accuracy = next(value for k in range(1, 1000) if fmean([value := k / 1000] * 3) > value)
+    for seed in range(3):
+        write_run(RUNS / str(seed), short("FedAvg", "base", seed), [0.0, accuracy, 0.0])
+    (line,) = [line for line in report() if line["quantity"] == "rounds"]
+    assert (float(line["mean"]), line["count"]) == (2.0, "3.0")
+
+
+def test_bytes_that_were_not_counted_in_a_round_have_no_sum() -> None:
+    folder = write_run(RUNS / "a", short(), [0.1, 0.5, 0.2])
+    text = (folder / "metrics.csv").read_text()
+    (folder / "metrics.csv").write_text(text.replace("1000000,2000000", "1000000,nan", 1))
+    lines = {line["quantity"]: line["mean"] for line in report() if line["target"]}
+    assert lines == {"rounds": "2.0", "bytes_down": "2000000.0"}
+    assert "| 2.0 | - | 2.0 |" in Path("report/report.md").read_text()
+
+
+def test_a_domain_without_an_accuracy_is_a_dash() -> None:
+    for seed in (0, 1):
+        write_run(RUNS / str(seed), short(seed=seed), [0.5] * 3, {"ink": math.nan, "chalk": 0.25})
+    lines = {line["domain"]: line["mean"] for line in report() if line["domain"]}
+    assert lines == {"ink": "", "chalk": "0.25"}
+    assert "| 50.00 ± 0.00 | - | 25.00 ± 0.00 |" in Path("report/report.md").read_text()
 
 
 def test_settings_are_not_averaged_together() -> None:
@@ -256,6 +291,47 @@ def test_published_values_and_what_differs() -> None:
     assert "50.00 \\[80.43?\\]" in Path("report/report.md").read_text()
 
 
+def test_settings_that_the_paper_does_not_have_are_named() -> None:
+    settings = short("FedAvg", "graded", alpha=0.45, min_clients=2, trainer={"precision": "bf16-mixed"})
+    settings["clustering"] |= {"fraction": 0.5, "sketch_dim": 1024, "newcomers": "update"}
+    write_run(RUNS / "a", settings, [0.5] * 3)
+    assert row(only_section(), "FedAvg", "graded").differs == (
+        "rounds 3 (paper 150), seeds 1 (paper 3), alpha 0.45 (paper 0.55), min_clients 2 (not in the paper), "
+        "trainer.precision bf16-mixed (not in the paper), clustering.fraction 0.5 (not in the paper), "
+        "clustering.sketch_dim 1024 (not in the paper), clustering.newcomers update (not in the paper)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("alpha", "found", "differs"),
+    [(0.55, (4, 5), ""), (0.45, (6, 6), ""), (0.55, (6, 6), "(paper 0.45)"), (0.55, (5, 6), "(paper 0.45 or 0.55)")],
+)
+def test_alpha_by_the_papers_rule(alpha: float, found: tuple[int, int], differs: str) -> None:
+    """0.55 up to M = 5, 0.45 above."""
+    for seed, m in enumerate(found):
+        settings = short("FedAvg", "graded", seed, alpha=alpha)
+        write_run(RUNS / str(seed), settings, [0.5] * 3, data=str(seed), num_domains=m)
+    text = row(only_section(), "FedAvg", "graded").differs
+    assert text == f"rounds 3 (paper 150), seeds 2 (paper 3){f', alpha {alpha} {differs}' if differs else ''}"
+
+
+def test_a_class_of_ones_own_is_not_the_papers() -> None:
+    for path, seed in (("mine.FedAvg", 0), ("jdfl_lightning.algorithms.fedavg.FedAvg", 0)):
+        settings = short(seed=seed)
+        settings["algorithm"]["class_path"] = path
+        write_run(RUNS / path, settings, [0.5] * 3)
+    own = short()
+    own["data"]["class_path"] = "mine.PACS"
+    write_run(RUNS / "data", own, [0.5] * 3)
+    known, other = sections()
+    assert {r.settings: r.published is not None for r in known.rows} == {
+        "algorithm mine.FedAvg": False,
+        "algorithm jdfl_lightning.algorithms.fedavg.FedAvg": True,
+    }
+    assert (other.experiment, other.title, other.rows[0].published) == (None, "PACS", None)
+    assert other.about.startswith("mine.PACS, ")
+
+
 def test_sweep_over_num_domains() -> None:
     """Given M = 2 and 3 beside a chosen one: the main table has the chosen one, the curve the others."""
     for name, given_domains in (("chosen", None), ("two", 2), ("three", 3)):
@@ -271,6 +347,31 @@ def test_sweep_over_num_domains() -> None:
     assert [line["num_domains"] for line in lines if line["table"] == "num_domains"] == ["2", "3"]
     assert Path("report/report-1-num-domains.png").stat().st_size > 5000
     assert not Path("report/report-1-ablation.png").exists()
+
+
+def test_the_papers_curve_over_m_is_that_of_fedavg_in_setting_b() -> None:
+    """Nothing is printed for another algorithm, another experiment or hard targets."""
+    for algorithm, supervision, client_fraction in (
+        ("FedAvg", "random", 0.5),
+        ("FedAvg", "hard", 0.5),
+        ("SCAFFOLD", "random", 0.5),
+        ("FedAvg", "random", 1.0),
+    ):
+        for m in (2, 3):
+            epochs = 5 if client_fraction < 1 else 1
+            settings = short(algorithm, supervision, num_domains=m, client_fraction=client_fraction, epochs=epochs)
+            folder = RUNS / f"{algorithm}-{supervision}-{client_fraction}-{m}"
+            write_run(folder, settings, [0.5] * 3, num_domains=m)
+    printed = {
+        (s.experiment, r.algorithm, r.supervision, r.given_domains): r.published.overall if r.published else None
+        for s in sections()
+        for r in s.sweep
+    }
+    assert {key: value for key, value in printed.items() if value is not None} == {
+        ("pacs_b", "FedAvg", "random", 2): published.num_domains_curve()["random", 2],
+        ("pacs_b", "FedAvg", "random", 3): published.num_domains_curve()["random", 3],
+    }
+    assert len(printed) == 8
 
 
 def test_one_given_m_is_in_the_main_table() -> None:
@@ -299,8 +400,23 @@ def test_what_is_left_out_and_why() -> None:
     write_run(RUNS / "no table", short(), [0.5] * 3)
     (RUNS / "no table" / "metrics.csv").write_text("round,test/acc\n1,x\n")
     write_run(RUNS / "silent", short("FedDC"), [math.nan] * 3)
+    (RUNS / "discovery alone").mkdir()
+    for name, text in (("config.yaml", "rounds: 3\n"), ("discovery.json", '{"num_domains": 4}')):
+        (RUNS / "discovery alone" / name).write_text(text)
+    write_run(RUNS / "too long", short("MOON"), [0.5] * 4)
+    write_run(RUNS / "too good", short("MOON"), [0.5, math.inf, 0.5])
+    for name, text in (("no m", "{}"), ("no record", "[4]")):
+        write_run(RUNS / name, short("MOON", "random"), [0.5] * 3)
+        (RUNS / name / "discovery.json").write_text(text)
+    write_run(RUNS / "endless", short(rounds=math.inf), [0.5] * 3)
     found = left_out()
     assert set(found) == {
+        "discovery alone",
+        "too long",
+        "too good",
+        "no m",
+        "no record",
+        "endless",
         "half",
         "other images",
         "fine1 again",
@@ -313,12 +429,26 @@ def test_what_is_left_out_and_why() -> None:
     assert "other images, or dealt out otherwise, than in the 2 runs of seed 0" in found["other images"]
     assert found["fine1 again"] == "repeats runs/fine1: the same settings and seed, with another best round"
     assert "no metrics.csv" in found["begun"]
+    assert "a discovery alone" in found["discovery alone"]
+    assert found["too long"] == "its metrics.csv has 4 rounds but its config.yaml 3"
+    assert found["too good"] == "its metrics.csv has an accuracy that is not between 0 and 1"
+    assert found["no m"] == found["no record"] == "its discovery.json does not say the number of pseudo-domains"
+    assert "not one of a run: OverflowError" in found["endless"]
     assert "not one of a run" in found["no settings"]
     assert "cannot be read" in found["no table"]
     assert found["silent"] == "no round was evaluated"
     for name in ("report.md", "report.html", "report.tex"):
         text = Path("report", name).read_text()
         assert all(folder in text for folder in found), name
+
+
+def test_where_images_differ_and_none_has_a_majority_none_is_kept() -> None:
+    for name, data in (("random", "these"), ("graded", "those")):
+        write_run(RUNS / name, short("FedAvg", name, 0), [0.5] * 3, data=data)
+    write_run(RUNS / "base", short("FedAvg", "base", 0), [0.5] * 3)
+    found = left_out()
+    assert set(found) == {"graded", "random"}
+    assert all("no majority agrees" in reason for reason in found.values())
 
 
 def test_a_baseline_of_other_images_is_left_out() -> None:
@@ -386,6 +516,32 @@ def test_an_earlier_report_is_replaced_and_other_files_stay() -> None:
     assert "hard" not in Path("report/report.csv").read_text()
 
 
+def test_a_report_that_was_cut_off_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(RUNS / "a", short(), [0.5] * 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "as_html", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_report([RUNS], Path("report"))
+    (Path("report") / "report.md").touch()
+    (Path("report") / ".report.csv.1.tmp").touch()
+    report()
+    assert Path("report/report.html").exists()
+
+
+@pytest.mark.parametrize("names", [["report-1-accuracy.png", "notes.txt"], ["report.tex"], ["report.html"]])
+def test_files_of_ones_own_are_not_taken_for_a_report_that_was_cut_off(names: list[str]) -> None:
+    write_run(RUNS / "a", short(), [0.5] * 3)
+    Path("mine").mkdir()
+    for name in names:
+        (Path("mine") / name).write_text("mine")
+    assert main(["report", "runs", "--output", "mine"]) == 2
+    assert [(Path("mine") / name).read_text() for name in names] == ["mine"] * len(names)
+
+
+def raise_interrupt(*_: object) -> str:
+    raise KeyboardInterrupt
+
+
 class Reader(HTMLParser):
     """Collects tags, cells, and what would be loaded from elsewhere."""
 
@@ -440,6 +596,59 @@ def test_formats_of_a_whole_study() -> None:
             assert mean.replace("±", r"$\pm$") in latex
 
 
+def test_a_printed_gain_of_nothing_is_a_gain_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = published.Result("FedAvg", "random", 67.9, 0.0)
+    monkeypatch.setattr(published, "find_result", lambda *_: printed)
+    write_run(RUNS / "a", short("FedAvg", "random"), [0.5] * 3)
+    assert report()[0]["paper_gain"] == "0.0"
+    assert "67.90 (+0.00)" in Path("report/report.md").read_text()
+
+
+def test_latex_has_what_differs_in_notes_below() -> None:
+    """Rows that differ in the same share a note; the table itself has no column of sentences."""
+    for seed in (0, 1):
+        write_run(RUNS / f"a{seed}", short("FedAvg", "base", seed), [0.5] * 3)
+        write_run(RUNS / f"b{seed}", short("FedAvg", "random", seed), [0.5 + seed / 9] * 3, data=str(seed))
+        write_run(RUNS / f"c{seed}", short("FedAvg", "random", seed, phi=0.5), [0.5] * 3, data=str(seed))
+    report()
+    latex = Path("report/report.tex").read_text()
+    table = latex.split(r"\end{table}")[0]
+    tabular, notes = table.split(r"\end{tabular}")
+    assert "rounds" not in tabular
+    assert re.findall(r"\^\{(\d)\}\$ \\\\", tabular) == ["1", "2", "1"]  # base, phi 0.5, phi 1
+    assert "$^{1}$ differs from the paper: rounds 3 (paper 150), seeds 2 (paper 3)." in notes
+    assert "$^{2}$ differs from the paper: rounds 3 (paper 150), seeds 2 (paper 3), phi 0.5 (paper 1)." in notes
+    for block in latex.split(r"\begin{table}")[1:]:
+        assert block.count("{") - block.count(r"\{") == block.count("}") - block.count(r"\}")
+
+
+def test_several_experiments_are_in_one_table_first() -> None:
+    """Setting A: base 0.5, random 0.6 and so 10 points more; setting B: base 0.7, graded with two temperatures."""
+    write_run(RUNS / "a", short(epochs=1, client_fraction=1.0), [0.5] * 3)
+    write_run(RUNS / "b", short("FedAvg", "random", epochs=1, client_fraction=1.0), [0.6] * 3)
+    write_run(RUNS / "c", short(), [0.7] * 3)
+    for tau, best in ((0.1, 0.65), (0.5, 0.72)):
+        write_run(RUNS / f"d{tau}", short("FedAvg", "graded", tau=tau), [best] * 3)
+    report()
+    part = Path("report/report.md").read_text().split("## ")[2]
+    assert part.split("\n\n")[2].splitlines() == [
+        "| algorithm | supervision | settings | PACS, setting A | PACS, setting B |",
+        "| :--- | :--- | :--- | ---: | ---: |",
+        "| FedAvg | base | - | 50.00 | 70.00 |",
+        "| FedAvg | graded | tau 0.1 | - | 65.00 (-5.00) |",
+        "| FedAvg | graded | tau 0.5 | - | **72.00 (+2.00)** |",
+        "| FedAvg | random | - | **60.00 (+10.00)** | - |",
+    ]
+
+
+def test_experiments_of_one_name_say_what_they_differ_in() -> None:
+    for size in (16, 32):
+        settings = short()
+        settings["data"] = data("DigitsDomains", size, 10)
+        write_run(RUNS / str(size), settings, [0.5] * 3)
+    assert [section.title for section in sections()] == ["DigitsDomains, size 16", "DigitsDomains, size 32"]
+
+
 NASTY = "<b>&_%"
 
 
@@ -468,8 +677,10 @@ def test_escapes_leave_nothing_active(text: str) -> None:
     """Every character that means something is behind a backslash, and no text ends a line."""
     markdown, latex = escape_markdown(text), escape_latex(text)
     assert not re.search(r"[`*_{}\[\]<>|#!~&$]", re.sub(r"\\.", "", markdown))
-    rest = re.sub(r"\\text\w+\{\}|\$(-|\\pm|\\surd)\$|\{[\[\]]\}|\\[&%$#_{}]", "", latex)
+    rest = re.sub(r"\\text\w+\{\}|\$(-|\\pm|\\surd)\$|\{[\[\]]\}|\\[&%$#_{}]|\\ldots\{\}|-\{\}", "", latex)
     assert not re.search(r"[\\&%$#_{}~^<>|\[\]]", rest)
+    assert "--" not in latex
+    assert all(ord(character) < 256 and character not in "«»ÐðÞþ" for character in latex)
     assert "\n" not in markdown + latex
     assert "\r" not in markdown + latex
 

@@ -12,12 +12,14 @@ from typing import Any, TypeAlias
 
 from jdfl_lightning.checkpoint import Checkpoints, read_about
 from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.run_folder import CONFIG, DIAGNOSIS, METRICS, Run, flat_settings, read_run
+from jdfl_lightning.run_folder import CONFIG, DIAGNOSIS, DISCOVERY, METRICS, Run, flat_settings, read_run
 
 Value: TypeAlias = str | int | float | bool | None
 Settings: TypeAlias = tuple[tuple[str, Value], ...]
 """Settings by their names, sorted: equal and hashable if the settings are equal."""
 
+PACKAGE = "jdfl_lightning."
+"""Start of the import paths of classes that are not the user's own."""
 SUPERVISIONS = ("base", "hard", "graded", "random")
 _NO_RUNS_INSIDE = ("wandb", "checkpoints", "clients", "discovery")
 _FREE = (
@@ -133,15 +135,17 @@ def read_finished(folders: Iterable[Path]) -> tuple[list[Finished], list[LeftOut
 
 
 def _read(folder: Path) -> Finished:
+    if not (folder / METRICS).exists() and (folder / DISCOVERY).exists():
+        raise InputError("no round is finished: a discovery alone, or a run that was cut off after it")
     run = read_run(folder)
     try:
         settings = _settings(run.config)
         supervision = str(run.config["supervision"])
         rounds, seed = int(run.config["rounds"]), int(run.config["seed_everything"])
         algorithm = str(settings["algorithm"]).rpartition(".")[2]
-        data = str(settings["data"]).rpartition(".")[2]
+        data = str(settings["data"])
+        data = data.rpartition(".")[2] if data.startswith(PACKAGE) else data
         given = settings.get("num_domains") if supervision != "base" else None
-        found = run.discovery["num_domains"] if run.discovery else given or 1
         section = _pick(settings, _SECTION) | {"data": data, "domains": json.dumps(run.domains)}
         return Finished(
             run=_checked(run, rounds),
@@ -152,10 +156,10 @@ def _read(folder: Path) -> Finished:
             training=_sorted(_without(settings, (*_FREE, *_SECTION, *_JOINT))),
             joint=_sorted(_joint(settings, _JOINT_OF[supervision], given)),
             given_domains=None if given is None else int(given),
-            num_domains=int(found),
+            num_domains=1 if supervision == "base" else _num_domains(run),
             fingerprint=_fingerprint(run),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"its {CONFIG} is not one of a run: {type(error).__name__} {error}") from error
@@ -165,9 +169,22 @@ def _checked(run: Run, rounds: int) -> Run:
     done = len({row["round"] for row in run.rows})
     if done < rounds:
         raise InputError(f"unfinished: {done} of {rounds} rounds")
-    if all(math.isnan(row["test/acc"]) for row in run.rows):
+    if done > rounds:
+        raise InputError(f"its {METRICS} has {done} rounds but its {CONFIG} {rounds}")
+    evaluated = [row["test/acc"] for row in run.rows if not math.isnan(row["test/acc"])]
+    if not evaluated:
         raise InputError("no round was evaluated")
+    if not all(0 <= accuracy <= 1 for accuracy in evaluated):
+        raise InputError(f"its {METRICS} has an accuracy that is not between 0 and 1")
     return run
+
+
+def _num_domains(run: Run) -> int:
+    """Return M from the discovery that every run with a joint head has."""
+    found = run.discovery.get("num_domains") if isinstance(run.discovery, dict) else None
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise InputError(f"its {DISCOVERY} does not say the number of pseudo-domains")
+    return found
 
 
 def _settings(config: dict[str, Any]) -> dict[str, Value]:
@@ -215,7 +232,10 @@ def _fingerprint(run: Run) -> str | None:
 
 
 def _without_other_splits(runs: Sequence[Finished], left_out: list[LeftOut]) -> list[Finished]:
-    """Keep, of each experiment and seed, the runs that share most runs' images; those that do not say stay."""
+    """Keep, of each experiment and seed, the runs that share most runs' images; those that do not say stay.
+
+    Where there is no majority, none of those that say is kept: nothing tells which are the right ones.
+    """
     kept = []
     shared: dict[tuple[Settings, int], Counter[str]] = {}
     for run in runs:
@@ -223,12 +243,19 @@ def _without_other_splits(runs: Sequence[Finished], left_out: list[LeftOut]) -> 
             shared.setdefault((run.section, run.seed), Counter())[run.fingerprint] += 1
     for run in runs:
         counts = shared.get((run.section, run.seed), Counter())
-        usual = min(counts, key=lambda name: (-counts[name], name), default=None)
-        if run.fingerprint in (None, usual):
+        most = max(counts.values(), default=0)
+        usual = [name for name, count in counts.items() if count == most]
+        if run.fingerprint is None or usual == [run.fingerprint]:
             kept.append(run)
+        elif len(usual) > 1:
+            reason = (
+                f"the runs of seed {run.seed} differ in images, or in how they are dealt out, and no majority agrees"
+            )
+            left_out.append(LeftOut(run.run.folder, f"{reason}: report those that belong together"))
         else:
-            reason = f"other images, or dealt out otherwise, than in the {counts[str(usual)]} runs of seed {run.seed}"
-            left_out.append(LeftOut(run.run.folder, f"{reason} that are kept"))
+            others = "1 run" if most == 1 else f"{most} runs"
+            reason = f"other images, or dealt out otherwise, than in the {others} of seed {run.seed} kept"
+            left_out.append(LeftOut(run.run.folder, reason))
     return kept
 
 

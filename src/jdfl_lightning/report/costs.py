@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,6 @@ def _mean(values: Sequence[float]) -> Spread | None:
 
 
 def _total(reached: Sequence[Sequence[dict[str, float]]], column: str) -> Spread | None:
-    if any(column not in row for rounds in reached for row in rounds):
+    if not all(math.isfinite(row.get(column, math.nan)) for rounds in reached for row in rounds):
         return None
     return _mean([sum(row[column] for row in rounds) for rounds in reached])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from jdfl_lightning.report.collect import LeftOut
-from jdfl_lightning.report.comparison import Row, Section
+from jdfl_lightning.report.comparison import Row, Section, method_order
 from jdfl_lightning.report.costs import Cost, cost, default_target
 from jdfl_lightning.report.statistics import Difference, Spread
 
@@ -26,10 +27,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: words, numbers, or sentences that may need several lines."""
+    """A column of a table: words, numbers, sentences that may need several lines, or such that many rows share."""
 
     name: str
-    kind: Literal["word", "number", "text"] = "number"
+    kind: Literal["word", "number", "text", "note"] = "number"
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ INTRODUCTION = (
     "A difference to base is taken seed by seed, between runs that share everything but the joint head. Its 95 % "
     "interval is mean ± t s / √n, with s the standard deviation of the n differences and t the 97.5 % quantile of "
     "Student's distribution with n - 1 degrees of freedom. It is called a gain, or a loss, only if the interval lies "
-    "on one side of 0; if it contains 0, no difference is shown, and with one seed none is judged. Intervals are not "
-    "corrected for their number: where nothing differs, one in twenty lies on one side by chance.",
+    "on one side of 0, and is undecided if it contains 0. With one seed nothing is judged, nor where all seeds differ "
+    "by exactly the same: accuracy is a count, and a few equal ones are chance. Intervals are not corrected for their "
+    "number: where nothing differs, one in twenty lies on one side by chance.",
     "Values of the paper are means of three seeds; a question mark says that a value is no count of test images, or "
     "that its row does not add up, so that it may be a misprint.",
 )
@@ -87,7 +89,9 @@ def percent(value: float, sign: bool = False) -> str:
 
 
 def spread_text(value: Spread) -> str:
-    """Return a mean and, if there are several seeds, its standard deviation."""
+    """Return a mean and, if there are several seeds, its standard deviation; nothing if there is no number."""
+    if math.isnan(value.mean):
+        return NONE
     return percent(value.mean) if value.std is None else f"{percent(value.mean)} ± {percent(value.std)}"
 
 
@@ -163,7 +167,7 @@ def accuracy_table(rows: Sequence[Row], caption: str) -> Table:
     columns += [Column("seeds"), Column("accuracy"), Column("difference to base"), Column("verdict", "word")]
     with_paper = any(row.published for row in rows)
     if with_paper:
-        columns += [Column("paper (gain)"), Column("differs from the paper", "text")]
+        columns += [Column("paper (gain)"), Column("differs from the paper", "note")]
     best = _best(rows)
     for index, (row, line) in enumerate(zip(rows, cells, strict=True)):
         line += [Cell(str(len(row.seeds))), Cell(spread_text(row.accuracy), index in best)]
@@ -171,6 +175,37 @@ def accuracy_table(rows: Sequence[Row], caption: str) -> Table:
         if with_paper:
             line += [Cell(_paper(row)), Cell(row.differs or NONE)]
     return Table(caption, columns, cells)
+
+
+def overview_table(sections: Sequence[Section]) -> Table:
+    """Return the accuracy of each method in each experiment, with the difference to base in brackets."""
+    methods: dict[tuple[str, str, str], dict[int, Row]] = {}
+    for row, place in sorted(
+        ((row, place) for place, section in enumerate(sections) for row in section.drawn),
+        key=lambda pair: method_order(pair[0]),
+    ):
+        rivals = [other for other in sections[place].drawn if method_order(other) == method_order(row)]
+        settings = row.settings if len(rivals) > 1 else ""
+        methods.setdefault((row.algorithm, row.supervision, settings), {})[place] = row
+    columns = [Column("algorithm", "word"), Column("supervision", "word")]
+    with_settings = any(settings for _, _, settings in methods)
+    columns += [Column("settings", "text")] if with_settings else []
+    columns += [Column(section.title) for section in sections]
+    best = [[section.drawn[index] for index in _best(section.drawn)] for section in sections]
+    cells = []
+    for (algorithm, supervision, settings), found in methods.items():
+        line = [Cell(algorithm), Cell(supervision), *([Cell(settings or NONE)] if with_settings else [])]
+        for place in range(len(sections)):
+            row_here = found.get(place)
+            line.append(Cell(NONE) if row_here is None else Cell(_overview(row_here), row_here in best[place]))
+        cells.append(line)
+    caption = "Accuracy (%) in the best round, mean over seeds; in brackets the difference to base, seed by seed."
+    return Table(f"{caption} Whether the seeds support it, M and settings are in the tables below.", columns, cells)
+
+
+def _overview(row: Row) -> str:
+    difference = "" if row.difference is None else f" ({percent(row.difference.mean, sign=True)})"
+    return f"{percent(row.accuracy.mean)}{difference}"
 
 
 def domain_table(section: Section) -> Table:

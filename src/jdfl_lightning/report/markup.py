@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from jdfl_lightning.report.document import Block, Cell, Column, Part, Picture, Table
+from jdfl_lightning.report.document import NONE, Block, Cell, Column, Part, Picture, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -25,7 +25,10 @@ _LATEX = {
     "√": r"$\surd$",
     "[": "{[}",  # after a line break a bracket would be its argument
     "]": "{]}",
+    "…": r"\ldots{}",
 }
+_UNKNOWN = re.compile("[«»ÐðÞþ\u0100-\U0010ffff]")
+"""What LaTeX stops at with its usual fonts."""
 
 
 def one_line(text: str) -> str:
@@ -34,7 +37,7 @@ def one_line(text: str) -> str:
     >>> one_line("a" + chr(10) + "b" + chr(0))
     'a b'
     """
-    return re.sub(r"[\s\x00-\x1f\x7f]+", " ", text).strip()
+    return re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", text).strip()
 
 
 def escape_markdown(text: str) -> str:
@@ -47,13 +50,16 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""Return a text that LaTeX shows as it is, with a minus before numbers below 0.
+    r"""Return a text that LaTeX shows as it is, with a minus before numbers below 0; letters that it has not are ?.
 
     >>> print(escape_latex("50 % of a_b: -0.5"))
     50 \% of a\_b: $-$0.5
+    >>> print(escape_latex("--lr"))
+    -{}-lr
     """
-    escaped = "".join(_LATEX.get(character, character) for character in one_line(text))
-    return re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped)
+    known = (_LATEX.get(character) or _UNKNOWN.sub("?", character) for character in one_line(text))
+    minus = re.sub(r"(?<![\w.])-(?=\d)", "$-$", "".join(known))
+    return re.sub(r"-(?=-)", "-{}", minus)  # two would become a dash
 
 
 def as_markdown(title: str, parts: Sequence[Part]) -> str:
@@ -82,8 +88,14 @@ def _markdown_row(cells: Sequence[Cell]) -> str:
 
 
 def as_latex(title: str, parts: Sequence[Part]) -> str:
-    r"""Return a document's tables as LaTeX, to be read with ``\input``; it needs no package."""
-    lines = [f"% {one_line(title)}: tables, to be read with \\input"]
+    r"""Return a document's tables as LaTeX, to be read with ``\input``.
+
+    It needs no package; with graphicx, tables that are wider than the page are made smaller.
+    """
+    lines = [
+        f"% {one_line(title)}: tables, to be read with \\input; load graphicx to have wide ones made smaller",
+        r"\providecommand{\resizebox}[3]{#3}",
+    ]
     for part in parts:
         lines.append(f"% {one_line(part.title)}")
         lines += [_latex(block) for block in part.blocks if isinstance(block, Table)]
@@ -91,28 +103,53 @@ def as_latex(title: str, parts: Sequence[Part]) -> str:
 
 
 def _latex(table: Table) -> str:
-    heads = " & ".join(escape_latex(column.name) for column in table.columns)
-    rows = [" & ".join(map(_latex_cell, row)) for row in table.rows]
+    kept = [index for index, column in enumerate(table.columns) if column.kind != "note"]
+    heads = " & ".join(escape_latex(table.columns[index].name) for index in kept)
+    marks, notes = _notes(table)
+    rows = []
+    for cells, mark in zip(table.rows, marks, strict=True):
+        rows.append(" & ".join(_latex_cell(cells[index]) for index in kept) + mark)
     return "\n".join(
         [
             r"\begin{table}",
-            r"\centering\scriptsize",
+            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{escape_latex(table.caption)}}}",
-            rf"\begin{{tabular}}{{{_latex_columns(table.columns)}}}",
+            r"\sbox0{%",
+            rf"\begin{{tabular}}{{{_latex_columns([table.columns[index] for index in kept])}}}",
             r"\hline",
             rf"{heads} \\",
             r"\hline",
             *(rf"{row} \\" for row in rows),
             r"\hline",
-            r"\end{tabular}",
+            r"\end{tabular}}",
+            r"\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
+            *notes,
             r"\end{table}",
         ]
     )
 
 
+def _notes(table: Table) -> tuple[list[str], list[str]]:
+    """Return a mark for each row, and the notes that the marks stand for: what the table says in columns of notes."""
+    texts = [
+        "; ".join(
+            f"{column.name}: {cell.text}"
+            for cell, column in zip(cells, table.columns, strict=True)
+            if column.kind == "note" and cell.text != NONE
+        )
+        for cells in table.rows
+    ]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(filter(None, texts)), start=1)}
+    marks = [f"$^{{{numbers[text]}}}$" if text else "" for text in texts]
+    notes = [r"\par\smallskip\parbox{\linewidth}{\scriptsize\raggedright"] if numbers else []
+    notes += [rf"$^{{{number}}}$ {escape_latex(text)}.\par" for text, number in numbers.items()]
+    return marks, [*notes, "}"] if numbers else []
+
+
 def _latex_columns(columns: Sequence[Column]) -> str:
     texts = sum(column.kind == "text" for column in columns)
-    wide = rf"p{{{0.5 / max(1, texts):.2f}\linewidth}}"
+    share = 0.9 if texts == len(columns) else 0.25
+    wide = rf"p{{{share / max(1, texts):.2f}\linewidth}}"
     return "".join({"number": "r", "word": "l", "text": wide}[column.kind] for column in columns)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import struct
 from collections.abc import Sequence
 from html import escape
@@ -28,14 +29,20 @@ h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 1rem; }
 h2 { font-size: 1.25rem; margin: 2.5rem 0 .75rem; padding-top: 1rem; border-top: 1px solid var(--line); }
 p { max-width: 46rem; margin: .6rem 0; }
 .scroll { overflow-x: auto; margin: 1.25rem 0; }
-table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+table { border-collapse: separate; border-spacing: 0; font-size: .875rem; font-variant-numeric: tabular-nums;
+  overflow-wrap: normal; }
 caption { text-align: left; color: var(--soft); padding-bottom: .4rem; }
 caption span { display: block; position: sticky; left: 0; max-width: min(46rem, 100vw - 2rem); }
-th, td { padding: .35rem .7rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
+th, td { padding: .35rem .5rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
 th { background: var(--head); font-weight: 600; }
 .number { text-align: right; }
-.text { white-space: normal; min-width: 11rem; max-width: 24rem; overflow-wrap: anywhere; }
+.text { white-space: normal; min-width: 8rem; max-width: 24rem; overflow-wrap: anywhere; }
+.note { white-space: normal; min-width: 11rem; max-width: 24rem; overflow-wrap: anywhere; }
+.pin { position: sticky; left: 0; z-index: 1; white-space: normal; overflow-wrap: anywhere; width: var(--first);
+  min-width: var(--first); max-width: var(--first); --first: 6.1rem; --second: 6.9rem; }
+.pin + .pin { left: var(--first); width: var(--second); min-width: var(--second); max-width: var(--second); }
+td.pin { background: var(--page); }
 .block td { border-top: 2px solid var(--line); }
 .gain { color: var(--good); font-weight: 600; }
 .loss { color: var(--bad); font-weight: 600; }
@@ -44,7 +51,11 @@ figcaption { color: var(--soft); font-size: .875rem; max-width: 46rem; }
 .card { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: .5rem;
   margin-bottom: .4rem; width: fit-content; max-width: 100%; }
 .card img { display: block; max-width: 100%; min-width: 34rem; height: auto; }
-@media (max-width: 40rem) { .text { min-width: 22rem; } }
+@media (max-width: 40rem) {
+  .pin { --first: 5.2rem; --second: 6rem; font-size: .8rem; padding: .4rem .3rem; }
+  .pin + .pin { border-right: 1px solid var(--line); }
+  .note { min-width: 22rem; }
+}
 """
 
 
@@ -95,13 +106,18 @@ def _png_size(content: bytes) -> tuple[int, int]:
 
 
 def _table(table: Table) -> str:
-    heads = [f'<th scope="col" class="{column.kind}">{_text(column.name)}</th>' for column in table.columns]
+    pins = _pinned(table)
+    kinds = [f"{column.kind}{' pin' if place < pins else ''}" for place, column in enumerate(table.columns)]
+    heads = [
+        f'<th scope="col" class="{kind}">{_text(column.name)}</th>'
+        for column, kind in zip(table.columns, kinds, strict=True)
+    ]
     rows: list[str] = []
     before = None
     for cells in table.rows:
         begins = cells[0].text != before and before is not None and table.columns[0].kind == "word"
         before = cells[0].text
-        inner = "".join(_cell(cell, column.kind) for cell, column in zip(cells, table.columns, strict=True))
+        inner = "".join(_cell(cell, kind) for cell, kind in zip(cells, kinds, strict=True))
         rows.append(f"<tr{' class=' + chr(34) + 'block' + chr(34) if begins else ''}>{inner}</tr>")
     caption = _text(table.caption)
     return "\n".join(
@@ -115,9 +131,18 @@ def _table(table: Table) -> str:
     )
 
 
+def _pinned(table: Table) -> int:
+    """Return how many columns stay in view when a table is moved sideways: the words that say what a row is."""
+    kinds = [column.kind for column in table.columns]
+    return next((place for place, kind in enumerate(kinds) if kind != "word"), 0)
+
+
 def _cell(cell: Cell, kind: str) -> str:
-    text = f"<strong>{_text(cell.text)}</strong>" if cell.bold else _text(cell.text)
-    judged = f" {cell.text}" if cell.text in ("gain", "loss") and kind == "word" else ""
+    text = _text(cell.text)
+    if kind in ("text", "note"):  # names and paths may be broken where one would
+        text = re.sub(r"([./_])(?=[a-z])", r"\1<wbr>", text)
+    text = f"<strong>{text}</strong>" if cell.bold else text
+    judged = f" {cell.text}" if cell.text in ("gain", "loss") and kind == "word" else ""  # not a name
     return f'<td class="{kind}{judged}">{text}</td>'
 
 

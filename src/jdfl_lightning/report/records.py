@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,6 +99,7 @@ def _lines(section: Section, row: Row, targets: Sequence[float]) -> list[_Line]:
 def _record(section: Section, table: str, row: Row, line: _Line) -> Record:
     overall = line.quantity == "accuracy" and line.domain is None
     difference = row.difference if overall else None
+    gain = row.published.gain if overall and row.published else None
     return {
         "experiment": section.about,
         "table": table,
@@ -109,7 +111,7 @@ def _record(section: Section, table: str, row: Row, line: _Line) -> Record:
         "quantity": line.quantity,
         "domain": line.domain,
         "target": line.target,
-        "mean": line.value.mean,
+        "mean": None if math.isnan(line.value.mean) else line.value.mean,
         "std": line.value.std,
         "count": float(line.value.count),
         "difference": difference.mean if difference else None,
@@ -118,7 +120,7 @@ def _record(section: Section, table: str, row: Row, line: _Line) -> Record:
         "difference_seeds": " ".join(map(str, difference.seeds)) if difference else None,
         "verdict": verdict(row) if overall and row.supervision != "base" else None,
         "paper": line.paper,
-        "paper_gain": _share(row.published.gain) if overall and row.published and row.published.gain else None,
+        "paper_gain": None if gain is None else _share(gain),
         "paper_doubtful": None if line.paper is None else "yes" if line.doubtful else "no",
         "differs_from_paper": None if line.paper is None else row.differs,
     }

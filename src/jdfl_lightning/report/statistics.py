@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-9  # far below a test image, far above the rounding of a difference
 
 
 @dataclass(frozen=True)
@@ -18,16 +19,18 @@ class Spread:
 
     mean: float
     std: float | None
-    """Sample standard deviation; none for one seed."""
+    """Sample standard deviation; none for one seed, or if a value is not finite."""
     count: int
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return mean and sample standard deviation.
+    """Return mean and sample standard deviation; the mean is NaN if a value is not finite.
 
     >>> spread([0.25, 0.5, 0.75])
     Spread(mean=0.5, std=0.25, count=3)
     """
+    if not all(map(math.isfinite, values)):
+        return Spread(math.nan, None, len(values))
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
@@ -37,7 +40,7 @@ class Difference:
 
     mean: float
     low: float | None
-    """Ends of the 95 % interval; none for one seed."""
+    """Ends of the 95 % interval; none for one seed, or if all seeds have the same difference."""
     high: float | None
     seeds: tuple[int, ...]
 
@@ -45,17 +48,18 @@ class Difference:
     def verdict(self) -> str:
         """What the seeds support, in words: only an interval above 0 is called a gain."""
         if self.low is None or self.high is None:
-            return "one seed: not judged"
+            return "one seed: not judged" if len(self.seeds) == 1 else "no spread: not judged"
         if self.low > 0:
             return "gain"
-        return "loss" if self.high < 0 else "not shown"
+        return "loss" if self.high < 0 else "undecided"
 
 
 def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) -> Difference | None:
     """Return the mean difference over the seeds that both have, with its Student-t interval; nothing if none is shared.
 
     With d the n differences and s their sample standard deviation, the interval is mean(d) -+ t s / sqrt(n), where t is
-    the 97.5 % quantile of Student's distribution with n - 1 degrees of freedom.
+    the 97.5 % quantile of Student's distribution with n - 1 degrees of freedom. Accuracy is a count: that a few seeds
+    differ by the same is chance, and an interval without width would make a gain of it, so there is none.
 
     >>> paired_difference({0: 0.25, 1: 0.75}, {1: 0.5})
     Difference(mean=0.25, low=None, high=None, seeds=(1,))
@@ -64,7 +68,7 @@ def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) ->
     if not seeds:
         return None
     found = spread([values[seed] - base[seed] for seed in seeds])
-    if found.std is None:
+    if found.std is None or found.std < _ROUNDING:
         return Difference(found.mean, None, None, seeds)
     half = float(stdtrit(found.count - 1, (1 + CONFIDENCE) / 2)) * found.std / math.sqrt(found.count)
     return Difference(found.mean, found.mean - half, found.mean + half, seeds)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from jdfl_lightning.checkpoint import write_whole
 from jdfl_lightning.errors import InputError, require
 from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_finished
-from jdfl_lightning.report.comparison import Section, compare
+from jdfl_lightning.report.comparison import Row, Section, compare
 from jdfl_lightning.report.document import (
     INTRODUCTION,
     Block,
@@ -19,15 +22,18 @@ from jdfl_lightning.report.document import (
     cost_table,
     domain_table,
     left_out_part,
+    overview_table,
     percent,
 )
-from jdfl_lightning.report.figures import ablation_groups, draw_ablation, draw_accuracy, draw_num_domains
+from jdfl_lightning.report.figures import DPI, ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
 from jdfl_lightning.report.markup import as_latex, as_markdown
 from jdfl_lightning.report.page import as_html, is_report
 from jdfl_lightning.report.records import Record, as_csv, records
 
 TITLE = "Comparison of runs"
 PAGE = "report.html"
+_TABLES = ("report.md", "report.csv", "report.tex")
+_PICTURES = "report-*.png"
 
 
 @dataclass(frozen=True)
@@ -61,31 +67,37 @@ def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = 
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"Expected --output to be writable but got {output}: {error}.") from error
-    for stale in output.glob("report-*.png"):
+    for stale in output.glob(_PICTURES):
         stale.unlink()
     parts = [Part("How to read this", [_summary(len(finished), left_out), *INTRODUCTION])]
+    if len(sections) > 1:
+        parts.append(Part("All experiments", [overview_table(sections)]))
     for number, section in enumerate(sections, start=1):
         parts.append(_part(section, targets, output, number))
     parts.append(left_out_part(left_out))
     found = records(sections, targets)
-    for name, content in (
-        ("report.md", as_markdown(TITLE, parts)),
-        ("report.csv", as_csv(found)),
-        ("report.tex", as_latex(TITLE, parts)),
-        (PAGE, as_html(TITLE, parts)),
-    ):
-        write_whole(output / name, content.encode())
-    return Report(output, len(finished), left_out, found, sorted(output.glob("report-*.png")))
+    contents = (as_markdown(TITLE, parts), as_csv(found), as_latex(TITLE, parts), as_html(TITLE, parts))
+    for name, content in zip((*_TABLES, PAGE), contents, strict=True):
+        write_whole(output / name, content.encode(errors="replace"))  # a folder's name may be no text
+    return Report(output, len(finished), left_out, found, sorted(output.glob(_PICTURES)))
 
 
 def _check_output(output: Path) -> None:
     """Refuse a folder that holds anything but an earlier report."""
     if output.exists() and not output.is_dir():
         raise InputError(f"Expected --output to be a folder but {output} is a file.")
-    if output.is_dir() and any(output.iterdir()) and not is_report(output / PAGE):
+    if output.is_dir() and not is_report(output / PAGE) and not _was_cut_off({file.name for file in output.iterdir()}):
         raise InputError(
             f"Expected --output to be new, empty or the folder of an earlier report but {output} holds other files."
         )
+
+
+def _was_cut_off(names: set[str]) -> bool:
+    """Return whether files are the beginning of a report: pictures come first, the page comes last."""
+    tables = names & set(_TABLES)
+    pictures = {name for name in names if fnmatch(name, _PICTURES)}
+    aside = {name for name in names if name == "wandb" or fnmatch(name, ".*.tmp")}
+    return names == tables | pictures | aside and (not tables or bool(pictures))
 
 
 def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
@@ -98,24 +110,21 @@ def _part(section: Section, targets: Sequence[float], output: Path, number: int)
     """Return an experiment's tables and pictures; the pictures are drawn."""
     blocks: list[Block] = [f"{section.about}."]
     blocks.append(accuracy_table(section.rows, "Accuracy (%) in the best round, mean ± standard deviation over seeds."))
-    file = output / f"report-{number}-accuracy.png"
-    draw_accuracy(section, file)
+    one_m = _one_m(section)
+    file = _save(accuracy_figure(section), output / f"report-{number}-accuracy.png")
     caption = "Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut."
-    blocks.append(Picture(file, caption, f"{section.title}: curves, a panel for each algorithm. {_means(section)}"))
+    blocks.append(
+        Picture(file, caption + one_m, f"{section.title}: curves, a panel for each algorithm. {_means(section)}")
+    )
     blocks.append(domain_table(section))
     if ablation_groups(section):
-        file = output / f"report-{number}-ablation.png"
-        draw_ablation(section, file)
+        file = _save(ablation_figure(section), output / f"report-{number}-ablation.png")
         caption = "The joint head with hard targets beside the other supervisions; circles are seeds."
-        blocks.append(Picture(file, caption, f"{section.title}: bars of the ablation. {_means(section)}"))
+        blocks.append(Picture(file, caption + one_m, f"{section.title}: bars of the ablation. {_means(section)}"))
     if section.sweep:
-        file = output / f"report-{number}-num-domains.png"
-        draw_num_domains(section, file)
+        file = _save(num_domains_figure(section), output / f"report-{number}-num-domains.png")
         caption = "Accuracy over a given number of pseudo-domains M; bars are one standard deviation over seeds."
-        means = "; ".join(
-            f"{row.algorithm} {row.supervision} M = {row.given_domains} {percent(row.accuracy.mean)}"
-            for row in section.sweep
-        )
+        means = "; ".join(f"{_name(row)} {percent(row.accuracy.mean)}" for row in section.sweep)
         blocks.append(Picture(file, caption, f"{section.title}: accuracy over M. {means}"))
         blocks.append(accuracy_table(section.sweep, "Accuracy (%) with a given number of pseudo-domains M."))
     costs = cost_table(section, targets)
@@ -124,5 +133,22 @@ def _part(section: Section, targets: Sequence[float], output: Path, number: int)
     return Part(section.title, blocks)
 
 
+def _save(figure: Figure, file: Path) -> Path:
+    figure.savefig(file, dpi=DPI)
+    return file
+
+
+def _one_m(section: Section) -> str:
+    """Return a sentence on the rows that are not drawn, if there are such."""
+    if len(section.drawn) == len(section.rows):
+        return ""
+    return " Where several M were given, one is drawn: the number of true domains, or else the median."
+
+
+def _name(row: Row) -> str:
+    given = "" if row.given_domains is None else f"M = {row.given_domains}"
+    return " ".join(filter(None, (row.algorithm, row.supervision, given, row.settings)))
+
+
 def _means(section: Section) -> str:
-    return "; ".join(f"{row.algorithm} {row.supervision} {percent(row.accuracy.mean)}" for row in section.rows)
+    return "; ".join(f"{_name(row)} {percent(row.accuracy.mean)}" for row in section.drawn)
