@@ -709,7 +709,7 @@ def test_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("base", "random"):
         fit(experiment(run_dir=f"runs/{name}", supervision=name))
     lines = report()
-    assert capsys.readouterr().out == "2 runs compared, 0 left out: report/report.html\n"
+    assert capsys.readouterr().out == "runs compared: 2, left out: 0; see report/report.html\n"
     assert {line["supervision"] for line in lines} == {"base", "random"}
     assert {line["domain"] for line in lines} == {"", "ink", "chalk", "photo", "outline"}
     (judged,) = {line["verdict"] for line in lines} - {""}

@@ -213,7 +213,7 @@ def test_a_failed_run_does_not_end_the_suite(capsys: pytest.CaptureFixture[str])
     assert main(["suite", *args, "--seeds", "0"]) == 1
     shown = capsys.readouterr()
     assert "fedavg-graded-seed0 failed: Expected --lr to be 0.3 as in other" in shown.err
-    assert "1 compared, 0 left out: suite/report/report.html" in shown.out
+    assert "runs compared: 1, left out: 0; see suite/report/report.html" in shown.out
     assert "FedAvg" in Path("suite/report/report.md").read_text()
 
 

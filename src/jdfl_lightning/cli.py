@@ -155,7 +155,7 @@ def _suite(args: Sequence[str]) -> int:
         print(f"{PROGRAM}: {outcome.name} failed: {outcome.failure}", file=sys.stderr)
     if len(failed) < len(outcomes):
         report = write_report([folder], folder / "report")
-        print(f"{report.num_runs} compared, {len(report.left_out)} left out: {report.folder / PAGE}")
+        print(f"runs compared: {report.num_runs}, left out: {len(report.left_out)}; see {report.folder / PAGE}")
         if isinstance(runs[0].logger, WandbRounds):
             _upload(report, runs[0].logger)
     return FAILED if failed else 0
@@ -260,7 +260,7 @@ def _report(args: Sequence[str]) -> int:
     report = write_report(options.runs, options.output, options.target)
     if options.wandb:
         _upload(report)
-    print(f"{report.num_runs} runs compared, {len(report.left_out)} left out: {report.folder / PAGE}")
+    print(f"runs compared: {report.num_runs}, left out: {len(report.left_out)}; see {report.folder / PAGE}")
     return 0
 
 
