@@ -33,6 +33,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/shares.py
+	$(BIN)/python benchmarks/discovery_scale.py
 	$(BIN)/python benchmarks/faults.py
 
 $(VENV)/bin/python:
