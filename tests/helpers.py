@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning import DigitsDomains, DomainDataModule, Experiment, LocalBackend
+from jdfl_lightning import DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.checkpoint import ClientStates, load_record
 from jdfl_lightning.client import Site
 from jdfl_lightning.data.partition import Partition
+from jdfl_lightning.display import Display
 from jdfl_lightning.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.rounds import Journal, RoundReport
 from jdfl_lightning.run_folder import read_run
+from jdfl_lightning.tensors import Tensors
 
 
 def digits(num_clients: int = 4) -> DigitsDomains:
@@ -78,6 +82,36 @@ def contents(folder: str) -> dict[str, Any]:
         about["metrics"] = {n: str(v) for n, v in about["metrics"].items() if not n.startswith("time/")}
         found[name] = about, {f"{g}/{n}": t.tolist() for g, ts in record.items() for n, t in ts.items()}
     return found
+
+
+def same(first: str, second: str) -> bool:
+    """Whether two runs left the same, whoever trained the clients."""
+    ours, theirs = contents(first), contents(second)
+    return ours | {"config.yaml": b""} == theirs | {"config.yaml": b""}
+
+
+class Lines(Display):
+    """Collects what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Mortal(FedAvg):
+    """FedAvg whose client 2 kills its process in round 1, as often as a folder has files named life."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> LocalUpdate:
+        if task.client == 2 and task.round == 1 and (lives := sorted(Path(self.folder).glob("life*"))):
+            lives[0].unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().local(task, state)
 
 
 def tiny_net(size: int) -> nn.Module:

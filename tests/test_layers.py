@@ -65,7 +65,7 @@ def test_imports_go_left(file: Path) -> None:
             assert other == own or LEVEL[other] <= LEVEL[own], f"{own} imports {other}"
 
 
-@pytest.mark.parametrize(("library", "home"), [("wandb", "loggers"), ("jsonargparse", "config")])
+@pytest.mark.parametrize(("library", "home"), [("wandb", "loggers"), ("jsonargparse", "config"), ("ray", "backends"), ("flwr", "flower")])
 def test_a_library_has_one_home(library: str, home: str) -> None:
     assert {group(file) for file in FILES if library in {m.split(".")[0] for m in imports(file)}} <= {home}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         LocalUpdate,
         RobustFedAvg,
     )
-    from jdfl_lightning.backends import LocalBackend, PoolBackend
+    from jdfl_lightning.backends import LocalBackend, PoolBackend, RayBackend
     from jdfl_lightning.config import Clustering, Experiment
     from jdfl_lightning.data import PACS, DigitsDomains, DomainDataModule, ImageFolderDomains, OfficeCaltech
     from jdfl_lightning.experiment import fit
@@ -51,7 +51,7 @@ _HOMES = {
         "LocalUpdate",
         "RobustFedAvg",
     ),
-    "backends": ("LocalBackend", "PoolBackend"),
+    "backends": ("LocalBackend", "PoolBackend", "RayBackend"),
     "config": ("Clustering", "Experiment"),
     "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech"),
     "experiment": ("fit",),
@@ -100,6 +100,7 @@ __all__ = [
     "PlainTargets",
     "PoolBackend",
     "RandomTargets",
+    "RayBackend",
     "RobustFedAvg",
     "SoftTargetKLLoss",
     "TargetRule",

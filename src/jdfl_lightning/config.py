@@ -133,7 +133,8 @@ class Experiment:
     discovery: str | None = None
     """Folder of a run, or of `discover`, whose Phase 1 is taken up instead of repeated; M may be another one."""
     backend: Backend = field(default_factory=PoolBackend)
-    """Where clients are trained: PoolBackend (in parallel, where that pays) or LocalBackend (one after the other)."""
+    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other) or
+    RayBackend (on a cluster)."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
     logger: WandbRounds | Logger | bool = False

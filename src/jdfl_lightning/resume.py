@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from jdfl_lightning.checkpoint import About, Checkpoints
 from jdfl_lightning.config import Experiment, as_dict, run_of
-from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError, require
 from jdfl_lightning.rounds import ServerState
@@ -59,16 +57,6 @@ _PHASE_1 = (
     "clustering.sketch_dim",
 )
 """Settings that decide what clients send in Phase 1, beside its batch size."""
-
-
-def fingerprint(data: DomainDataModule) -> str:
-    """Return a checksum of the labels, of who holds which image, and of images picked evenly."""
-    digest = hashlib.blake2b(digest_size=16)
-    for indices in (data.labels, data.domains, *data.partition.clients, *data.partition.test):
-        digest.update(f"{len(indices)} ".encode() + indices.numpy().tobytes())
-    picked = data.images[:: max(1, len(data.images) // 200)]
-    digest.update(f"{tuple(data.images.shape)} ".encode() + picked.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:

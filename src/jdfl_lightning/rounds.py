@@ -146,7 +146,7 @@ def _run_round(
 ) -> tuple[ServerState, dict[str, float]]:
     """Run a round; one that too few clients answer is void and repeated, with clients drawn anew."""
     algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
-    sizes = [len(images) for images in experiment.data.partition.clients]
+    sizes = experiment.data.client_sizes
     num_clients, num_examples = len(sizes), sum(sizes)
     broadcast, domains, table = algorithm.broadcast(state.record), state.domains, None
     probes_down = probes_up = 0

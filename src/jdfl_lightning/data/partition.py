@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,6 +25,11 @@ class Partition:
     """For each client, its true domain; the server never sees it."""
     test: list[Tensor]
     """For each domain, the indices of the images held out."""
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """For each client, the number of its training images."""
+        return [len(indices) for indices in self.clients]
 
 
 def apportion(sizes: Sequence[int], total: int) -> list[int]:
