@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     )
     from jdfl_lightning.backends import LocalBackend, PoolBackend, RayBackend
     from jdfl_lightning.config import Clustering, Experiment
-    from jdfl_lightning.data import PACS, DigitsDomains, DomainDataModule, ImageFolderDomains, OfficeCaltech
+    from jdfl_lightning.data import (
+        PACS,
+        DigitsDomains,
+        DomainDataModule,
+        ImageFolderDomains,
+        OfficeCaltech,
+        SiteFolders,
+    )
     from jdfl_lightning.experiment import fit
     from jdfl_lightning.joint import (
         DomainAccuracy,
@@ -53,7 +60,7 @@ _HOMES = {
     ),
     "backends": ("LocalBackend", "PoolBackend", "RayBackend"),
     "config": ("Clustering", "Experiment"),
-    "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech"),
+    "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech", "SiteFolders"),
     "experiment": ("fit",),
     "joint": (
         "DomainAccuracy",
@@ -102,6 +109,7 @@ __all__ = [
     "RandomTargets",
     "RayBackend",
     "RobustFedAvg",
+    "SiteFolders",
     "SoftTargetKLLoss",
     "TargetRule",
     "TrainerOptions",

@@ -134,6 +134,19 @@ class ClientStates:
             raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
         save_record(self._file(client, round), state, {"client": client, "round": round})
 
+    def settle(self, client: int, since: int, oldest: int) -> None:
+        """Remove the states of a client that nobody will ask for.
+
+        Args:
+            client: its id.
+            since: the last round whose state was accepted; states of later rounds are of rounds that never were.
+            oldest: the round before which only the newest state can still be needed.
+        """
+        rounds = sorted(int(file.stem.partition("-")[2]) for file in self.folder.glob(f"{client}-*.safetensors"))
+        accepted = [round for round in rounds if round <= since]
+        for round in [*rounds[len(accepted) :], *[round for round in accepted if round < oldest][:-1]]:
+            self._file(client, round).unlink(missing_ok=True)
+
     def retain(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Remove all files but the states of these (client, round)."""
         keep = {self._file(*key) for key in wanted}
@@ -204,11 +217,11 @@ class Checkpoints:
                 file.unlink(missing_ok=True)
         self.states.retain(wanted)
 
-    def load(self, file: Path) -> tuple[Record, About]:
-        """Read a checkpoint and make sure that every state it names is whole."""
+    def load(self, file: Path, states_here: bool = True) -> tuple[Record, About]:
+        """Read a checkpoint and make sure that every state it names is whole, if they are here."""
         record, about = load_record(file)
         found = _parse_about(file, about)
-        for client, round in found.clients.items():
+        for client, round in found.clients.items() if states_here else ():
             self.states.load(client, round)
         return record, found
 

@@ -87,7 +87,8 @@ class Experiment:
     seed_everything: int = 0
     """Seed of everything random: initialisation, split, sampling, shuffling, random targets."""
     data: DomainDataModule = field(default_factory=lambda: DigitsDomains(size=16))
-    """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, or your own subclass of DomainDataModule."""
+    """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, SiteFolders, or your own subclass of
+    DomainDataModule."""
     backbone: str = "PaperCNN"
     """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
     algorithm: Algorithm = field(default_factory=FedAvg)

@@ -6,7 +6,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site, fit_client
@@ -44,6 +44,9 @@ class Runner(ABC):
 
 class Backend(ABC):
     """Where clients are trained."""
+
+    states_here: ClassVar[bool] = True
+    """Whether clients' states are in the run folder; else they are where the clients are."""
 
     @abstractmethod
     def open(self, experiment: Experiment, states: ClientStates) -> AbstractContextManager[Runner]:

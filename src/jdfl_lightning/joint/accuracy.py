@@ -59,7 +59,8 @@ class _CountingAccuracy(Metric):
         self.add_state(self._state, default=torch.zeros(2, *shape, dtype=torch.long), dist_reduce_fx="sum")
 
     @property
-    def _counts(self) -> Tensor:
+    def counts(self) -> Tensor:
+        """The number of samples that were right, and of all: (2,), or (2, domains)."""
         counts = getattr(self, self._state)
         assert isinstance(counts, Tensor)
         return counts
@@ -87,11 +88,11 @@ class JointAccuracy(_CountingAccuracy):
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Count a batch."""
         correct = joint_correct(preds, target, self.num_classes, self.score)
-        self._counts.add_(torch.stack([correct.sum(), torch.tensor(correct.numel(), device=correct.device)]))
+        self.counts.add_(torch.stack([correct.sum(), torch.tensor(correct.numel(), device=correct.device)]))
 
     def compute(self) -> Tensor:
         """Return the share of correct predictions."""
-        correct, seen = self._counts.float()
+        correct, seen = self.counts.float()
         accuracy: Tensor = correct / seen
         return accuracy
 
@@ -132,13 +133,13 @@ class DomainAccuracy(_CountingAccuracy):
         size = len(self.names)
         if domains.numel() and not 0 <= int(domains.min()) <= int(domains.max()) < size:
             raise ValueError(f"Expected argument `domains` to hold values from 0 to {size - 1} but got {domains}.")
-        self._counts.add_(
+        self.counts.add_(
             torch.stack([torch.bincount(domains[correct], minlength=size), torch.bincount(domains, minlength=size)])
         )
 
     def compute(self) -> dict[str, Tensor]:
         """Return the accuracies by name."""
-        correct, seen = self._counts.float()
+        correct, seen = self.counts.float()
         each = correct / seen  # 0 / 0 is NaN: this domain has not been seen
         known = each[seen > 0]
         nothing = torch.full_like(each[0], torch.nan)
