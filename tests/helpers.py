@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning import DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate
+from jdfl_lightning import SCAFFOLD, DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.checkpoint import ClientStates, load_record
 from jdfl_lightning.client import Site
@@ -179,3 +180,27 @@ class ToyData(DomainDataModule):
         *clients, test = torch.arange(len(self.labels)).split([*self.sizes, 2])
         self.partition = Partition(list(clients), [0] * len(clients), [test])
         return self.partition
+
+
+class Patient(SCAFFOLD):
+    """SCAFFOLD whose clients say that they begin and wait for each other, so that something can happen to one.
+
+    Client 1 begins round 2 and waits for a file ``go``; client 0 waits in round 3 for a file ``back``. With ``absent``
+    nobody waits, and client 1 fails in rounds 2 and 3: what a run looks like if its site is away.
+    """
+
+    def __init__(self, folder: str, absent: bool = False) -> None:
+        super().__init__()
+        self.folder, self.absent = folder, absent
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> LocalUpdate:
+        if self.absent:
+            if task.client == 1 and task.round in (2, 3):
+                raise RuntimeError("away")
+        elif (task.client, task.round) in ((1, 2), (0, 3)):
+            awaited = Path(self.folder) / ("go" if task.client == 1 else "back")
+            (Path(self.folder) / f"client{task.client}-begun").touch()
+            end = time.monotonic() + 300
+            while not awaited.exists() and time.monotonic() < end:
+                time.sleep(0.05)
+        return super().local(task, state)
