@@ -203,14 +203,16 @@ class Deployment:
         assert answer["success"], (done.stdout, done.stderr)
         return dict(answer)
 
-    def start_node(self, name: str, key: Path, **options: int | str) -> subprocess.Popen[bytes]:
-        """Start a SuperNode."""
+    def start_node(
+        self, name: str, key: Path, authority: Path | None = None, **options: int | str
+    ) -> subprocess.Popen[bytes]:
+        """Start a SuperNode, which trusts the SuperLink's authority unless another one is given."""
         config = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in options.items())
         return self._start(
             name,
             "flower-supernode",
             f"--superlink=127.0.0.1:{self.port}",
-            f"--root-certificates={self.folder / 'ca.crt'}",
+            f"--root-certificates={authority or self.folder / 'ca.crt'}",
             f"--auth-supernode-private-key={key}",
             f"--port={free_port()}",
             f"--node-config={config}",

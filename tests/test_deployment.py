@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from deployment import Deployment, kill, make_node_key, until
+from deployment import Deployment, kill, make_certificates, make_node_key, until
 from helpers import contents
 from jdfl_lightning import DigitsDomains, fit
 from jdfl_lightning.config import parse_experiment
@@ -165,18 +164,16 @@ def test_an_unknown_node_is_refused(deployment: Deployment, folders: list[Path])
     assert "Failed to activate SuperNode" in deployment.log("stranger").read_text()
 
 
-def test_nothing_travels_in_the_clear(deployment: Deployment) -> None:
-    """The SuperLink does not speak to a node that does not want TLS, and a node not to a link it cannot verify."""
-    environment = {**os.environ, "FLWR_HOME": str(deployment.folder / "clear"), "FLWR_TELEMETRY_ENABLED": "0"}
-    for options in (["--insecure"], []):
-        program = [str(Path(sys.executable).parent / "flower-supernode"), "--max-retries=1", *options]
-        done = subprocess.run(
-            [*program, f"--superlink=127.0.0.1:{deployment.port}", "--port=0"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode != 0
-        assert "SuperNode ID" not in done.stdout + done.stderr
+def test_nothing_travels_in_the_clear(deployment: Deployment, folders: list[Path]) -> None:
+    """The SuperLink has no answer without TLS, and a SuperNode does not talk to one that its CA has not signed for."""
+    with socket.create_connection(("127.0.0.1", deployment.port), 5) as plain:
+        plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert plain.recv(100) == b""
+    other = deployment.folder / "another authority"
+    other.mkdir()
+    make_certificates(other)
+    key = make_node_key(deployment.folder / "careful.key")
+    deployment.flwr("supernode", "register", str(key.with_suffix(".pub")), "loopback")
+    careful = deployment.start_node("careful", key, authority=other / "ca.crt", partition_id=1)
+    assert careful.wait(timeout=60) != 0
+    assert "CERTIFICATE_VERIFY_FAILED" in deployment.log("careful").read_text()

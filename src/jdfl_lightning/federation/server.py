@@ -141,14 +141,14 @@ class Federation:
 
     def gather(self, num_clients: int) -> list[Facts]:
         """Wait until the sites of all clients are there; return what they say, in the order of their numbers."""
+        self.meet()
         told = -1
         while (found := sum(len(facts.clients) for facts in self.sites.values())) < num_clients:
             if found != told:
                 self.say(f"waiting for sites: {found} of {num_clients} clients are there")
                 told = found
+            time.sleep(self.backend.poll)
             self.meet()
-            if self._asked or not self.sites:
-                time.sleep(self.backend.poll)
         if found > num_clients:
             raise InputError(
                 f"Expected --data.num_clients to be {found}, the clients of all sites, but got {num_clients}."
@@ -178,7 +178,7 @@ class Federation:
                     raise InputError(answer)
                 self._enter(node, read_facts(answer))
             except InputError as error:
-                self._not_before[node] = now + _AGAIN
+                self._not_before[node] = time.monotonic() + _AGAIN
                 self.say(f"node {node} cannot take part: {error}")
         self._asked = {letter: node for letter, node in self._asked.items() if node in present}
         self._node_of = {site: node for node, site in self._met.items() if node in present}  # the newest, if several

@@ -162,7 +162,7 @@ def read_request(letter: Letter) -> Request:
             tasks.append(FitTask(**values, weights=weights, buffers=buffers, server=server, table=table))
     names = letter.notes.get("models", {}).get("names", [])
     models = {name: tensors.get(f"model.{name}", weights) for name in names}
-    return Request(tasks, models, tensors.get("model_buffers", buffers))
+    return Request(tasks, models, tensors.get("model_buffers", buffers) if models else {})
 
 
 def write_answer(answer: Answer) -> Letter:
