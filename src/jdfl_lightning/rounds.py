@@ -206,8 +206,11 @@ def _run_round(
             f"{_ATTEMPTS} attempts were void. Client {client}: {(reason.splitlines() or ['?'])[-1]}"
         ) from RuntimeError(reason)
     runner.finish()  # at most one round waits for its scores
-    clients = {client: since for client, since in state.clients.items() if tally.keeps.get(client, True)}
-    clients |= {client: number for client, keeps in tally.keeps.items() if keeps}
+    clients = dict(state.clients)
+    for client, keeps in tally.keeps.items():
+        clients.pop(client, None)
+        if keeps:
+            clients[client] = number
     metrics = {
         "train/loss": float("nan"),
         **{name: total / tally.examples for name, total in tally.metrics.items()},
