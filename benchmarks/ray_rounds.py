@@ -2,8 +2,8 @@
 
     python benchmarks/ray_rounds.py
 
-Ray is started on this machine; every client trains the paper's network on 40 images of 32 px. Actors write down how long
-each job took them; the rest of a round is messages, the object store, the clients' states and waiting for each other.
+Ray is started on this machine; every client trains the paper's network on 40 images of 32 px. Actors write down how
+long each job took them; the rest of a round is messages, the object store, states and waiting for each other.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
     options = parser.parse_args()
     backend.Clients = Timed  # type: ignore[misc]
     lines = [
-        "| algorithm | actors | clients a round | s a round | ms beyond the busiest actor: median (least to most) | MB to an actor |",
+        "| algorithm | actors | clients a round | s a round | ms beyond the busiest actor | MB to an actor |",
         "|---|" + "---:|" * 5,
     ]
     for algorithm in (FedAvg(), SCAFFOLD()):
