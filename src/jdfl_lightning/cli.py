@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ def _may_use_workers(args: Sequence[str]) -> bool:
     """Guess, before anything is imported that would know, whether clients will train in worker processes."""
     several = (os.cpu_count() or 1) > 1 and os.environ.get("OMP_NUM_THREADS") != "1"
     wanted = any(arg.startswith("--backend.workers") for arg in args)
-    other = any("LocalBackend" in arg or arg in ("-h", "--help") for arg in args)
+    other = any(re.search("(Local|Ray)Backend", arg) or arg in ("-h", "--help") for arg in args)
     return os.name == "posix" and (several or wanted) and not other
 
 
