@@ -73,7 +73,7 @@ class JointAccuracy(_CountingAccuracy):
 
     Args:
         num_classes: C.
-        score: how logits become class scores, ``"max"`` (the paper) or ``"logsumexp"``.
+        score: how logits become class scores, ``"max"`` (the paper) or ``"sum"``.
         kwargs: torchmetrics' own arguments of a `Metric`.
 
     >>> metric = JointAccuracy(num_classes=2)
@@ -106,7 +106,7 @@ class DomainAccuracy(_CountingAccuracy):
     Args:
         num_classes: C.
         domains: the domains' names, or their number.
-        score: how logits become class scores, ``"max"`` (the paper) or ``"logsumexp"``.
+        score: how logits become class scores, ``"max"`` (the paper) or ``"sum"``.
         kwargs: torchmetrics' own arguments of a `Metric`.
 
     >>> metric = DomainAccuracy(num_classes=2, domains=["photo", "sketch"])
