@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jdfl_lightning.data import PACS, DigitsDomains, DomainDataModule, ImageFolderDomains, OfficeCaltech
     from jdfl_lightning.experiment import fit
     from jdfl_lightning.joint import (
+        ClassScores,
         DomainAccuracy,
         GradedTargets,
         HardTargets,
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
         RandomTargets,
         SoftTargetKLLoss,
         TargetRule,
+        class_probabilities,
+        class_scores,
+        predict_class,
     )
-    from jdfl_lightning.models import PaperCNN
+    from jdfl_lightning.models import PaperCNN, replace_head
     from jdfl_lightning.module import JointModule
     from jdfl_lightning.trainer import TrainerOptions
 
@@ -56,6 +60,7 @@ _HOMES = {
     "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech"),
     "experiment": ("fit",),
     "joint": (
+        "ClassScores",
         "DomainAccuracy",
         "GradedTargets",
         "HardTargets",
@@ -65,8 +70,11 @@ _HOMES = {
         "RandomTargets",
         "SoftTargetKLLoss",
         "TargetRule",
+        "class_probabilities",
+        "class_scores",
+        "predict_class",
     ),
-    "models": ("PaperCNN",),
+    "models": ("PaperCNN", "replace_head"),
     "module": ("JointModule",),
     "trainer": ("TrainerOptions",),
 }
@@ -77,6 +85,7 @@ __all__ = [
     "PACS",
     "SCAFFOLD",
     "Algorithm",
+    "ClassScores",
     "Clustering",
     "DigitsDomains",
     "DomainAccuracy",
@@ -104,7 +113,11 @@ __all__ = [
     "SoftTargetKLLoss",
     "TargetRule",
     "TrainerOptions",
+    "class_probabilities",
+    "class_scores",
     "fit",
+    "predict_class",
+    "replace_head",
 ]
 
 
