@@ -41,6 +41,7 @@ class Site:
                 lr=experiment.lr,
                 momentum=experiment.momentum,
                 weight_decay=experiment.weight_decay,
+                score=experiment.score,
             )
         self._module.to(memory_format=torch.channels_last)
         self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
@@ -55,7 +56,8 @@ class Site:
 
     def _new_head(self, num_domains: int) -> JointHead:
         with isolated_randomness(self.experiment.seed_everything, "head", num_domains):
-            return JointHead(self._module.head.in_features, self._module.head.num_classes, num_domains)
+            head = self._module.head
+            return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
 
     def module(self, weights: Tensors, buffers: Tensors, targets: TargetRule | None = None) -> JointModule:
         """Return the module with these weights; its head takes their shape."""
