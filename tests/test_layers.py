@@ -19,7 +19,7 @@ LAYERS = [
     ["clustering"],
     ["data", "module"],
     ["checkpoint", "client", "privacy", "run_folder"],
-    ["evaluation", "findings"],
+    ["evaluation", "findings", "groups"],
     ["backends", "loggers"],
     ["config"],
     ["report"],

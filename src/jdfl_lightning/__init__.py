@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jdfl_lightning.config import Clustering, Experiment
     from jdfl_lightning.data import PACS, DigitsDomains, DomainDataModule, ImageFolderDomains, OfficeCaltech
     from jdfl_lightning.experiment import fit
+    from jdfl_lightning.groups import GroupDomains, discover_domains
     from jdfl_lightning.joint import (
         ClassScores,
         DomainAccuracy,
@@ -59,6 +60,7 @@ _HOMES = {
     "config": ("Clustering", "Experiment"),
     "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech"),
     "experiment": ("fit",),
+    "groups": ("GroupDomains", "discover_domains"),
     "joint": (
         "ClassScores",
         "DomainAccuracy",
@@ -97,6 +99,7 @@ __all__ = [
     "FedProc",
     "FedProx",
     "GradedTargets",
+    "GroupDomains",
     "HardTargets",
     "ImageFolderDomains",
     "JointAccuracy",
@@ -115,6 +118,7 @@ __all__ = [
     "TrainerOptions",
     "class_probabilities",
     "class_scores",
+    "discover_domains",
     "fit",
     "predict_class",
     "replace_head",

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -227,7 +226,13 @@ def select_parameters(module: nn.Module, layers: str | list[str]) -> list[str]:
     if isinstance(layers, str):
         if layers not in LAYER_SUBSETS:
             raise InputError(f"Expected --clustering.layers to be A, B, C or a list of patterns but got {layers!r}.")
-        blocks = conv_blocks(cast(nn.Module, module.backbone))
+        backbone = getattr(module, "backbone", None)
+        if not isinstance(backbone, nn.Module):
+            raise InputError(
+                f"Expected the layers (--clustering.layers) to be patterns of parameter names but got {layers!r}, and "
+                f"{type(module).__name__} has no backbone to choose from."
+            )
+        blocks = conv_blocks(backbone)
         patterns = [f"backbone.{block}.*" for block in blocks[len(blocks) - LAYER_SUBSETS[layers] :]] + ["head.*"]
     else:
         patterns = layers
