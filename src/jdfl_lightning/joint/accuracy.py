@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 from jdfl_lightning.joint.head import Score, predict_class
+
+if TYPE_CHECKING:
+    from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 Values = Tensor | dict[str, Tensor] | Sequence[Tensor] | Sequence[dict[str, Tensor]]
 """What a metric gives, a number or numbers by name, once or several times."""
