@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning import DigitsDomains, DomainDataModule, Experiment, LocalBackend
+from jdfl_lightning import SCAFFOLD, DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.checkpoint import ClientStates, load_record
 from jdfl_lightning.client import Site
 from jdfl_lightning.data.partition import Partition
+from jdfl_lightning.display import Display
 from jdfl_lightning.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.rounds import Journal, RoundReport
 from jdfl_lightning.run_folder import read_run
+from jdfl_lightning.tensors import Tensors
 
 
 def digits(num_clients: int = 4) -> DigitsDomains:
@@ -78,6 +83,36 @@ def contents(folder: str) -> dict[str, Any]:
         about["metrics"] = {n: str(v) for n, v in about["metrics"].items() if not n.startswith("time/")}
         found[name] = about, {f"{g}/{n}": t.tolist() for g, ts in record.items() for n, t in ts.items()}
     return found
+
+
+def same(first: str, second: str) -> bool:
+    """Whether two runs left the same, whoever trained the clients."""
+    ours, theirs = contents(first), contents(second)
+    return ours | {"config.yaml": b""} == theirs | {"config.yaml": b""}
+
+
+class Lines(Display):
+    """Collects what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Mortal(FedAvg):
+    """FedAvg whose client 2 kills its process in round 1, as often as a folder has files named life."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> LocalUpdate:
+        if task.client == 2 and task.round == 1 and (lives := sorted(Path(self.folder).glob("life*"))):
+            lives[0].unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().local(task, state)
 
 
 def tiny_net(size: int) -> nn.Module:
@@ -150,3 +185,27 @@ class ToyData(DomainDataModule):
         *clients, test = torch.arange(len(self.labels)).split([*self.sizes, 2])
         self.partition = Partition(list(clients), [0] * len(clients), [test])
         return self.partition
+
+
+class Patient(SCAFFOLD):
+    """SCAFFOLD whose clients say that they begin and wait for each other, so that something can happen to one.
+
+    Client 1 begins round 2 and waits for a file ``go``; client 0 waits in round 3 for a file ``back``. With ``absent``
+    nobody waits, and client 1 fails in rounds 2 and 3: what a run looks like if its site is away.
+    """
+
+    def __init__(self, folder: str, absent: bool = False) -> None:
+        super().__init__()
+        self.folder, self.absent = folder, absent
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> LocalUpdate:
+        if self.absent:
+            if task.client == 1 and task.round in (2, 3):
+                raise RuntimeError("away")
+        elif (task.client, task.round) in ((1, 2), (0, 3)):
+            awaited = Path(self.folder) / ("go" if task.client == 1 else "back")
+            (Path(self.folder) / f"client{task.client}-begun").touch()
+            end = time.monotonic() + 300
+            while not awaited.exists() and time.monotonic() < end:
+                time.sleep(0.05)
+        return super().local(task, state)

@@ -28,7 +28,8 @@ LAYERS = [
     ["resume"],
     ["journal"],
     ["experiment"],
-    ["diagnose", "inference", "suite"],
+    ["diagnose", "federation", "inference", "suite"],
+    ["flower"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -65,7 +66,10 @@ def test_imports_go_left(file: Path) -> None:
             assert other == own or LEVEL[other] <= LEVEL[own], f"{own} imports {other}"
 
 
-@pytest.mark.parametrize(("library", "home"), [("wandb", "loggers"), ("jsonargparse", "config")])
+@pytest.mark.parametrize(
+    ("library", "home"),
+    [("wandb", "loggers"), ("jsonargparse", "config"), ("ray", "backends"), ("flwr", "flower")],
+)
 def test_a_library_has_one_home(library: str, home: str) -> None:
     assert {group(file) for file in FILES if library in {m.split(".")[0] for m in imports(file)}} <= {home}
 

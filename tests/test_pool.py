@@ -20,15 +20,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import contents, digits, experiment
+from helpers import Lines, Mortal, digits, experiment, same
 from jdfl_lightning import Experiment, LocalBackend, PoolBackend, TrainerOptions, algorithms, fit
+from jdfl_lightning.backends.dispatch import HELD, Dispatcher, Job, Worker
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.backends.pool import _HELD, PoolRunner, _Job, _Worker, best_workers
+from jdfl_lightning.backends.pool import _Process, best_workers, wait_for
 from jdfl_lightning.backends.worker import encode
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site
 from jdfl_lightning.data.cache import decode_all, image_file
-from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError, Note, StorageError
 from jdfl_lightning.evaluation import Evaluation, Scores
 from jdfl_lightning.messages import FitResult, FitTask
@@ -39,12 +39,6 @@ pytestmark = [
     pytest.mark.usefixtures("_imported_once"),
 ]
 POOL = PoolBackend(workers=2, threads=1)
-
-
-def same(first: str, second: str) -> bool:
-    """Whether two runs left the same, whoever trained the clients."""
-    ours, theirs = contents(first), contents(second)
-    return ours | {"config.yaml": b""} == theirs | {"config.yaml": b""}
 
 
 @pytest.mark.parametrize(
@@ -64,39 +58,19 @@ def test_running_statistics() -> None:
     assert same("local", "pool")
 
 
-class Mortal(algorithms.FedAvg):
-    """FedAvg whose client 2 kills its process in round 1, as often as there are files named life."""
-
-    def local(self, task: FitTask, state: dict[str, Tensors]) -> algorithms.LocalUpdate:
-        if task.client == 2 and task.round == 1 and (lives := sorted(Path.cwd().glob("life*"))):
-            lives[0].unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().local(task, state)
-
-
 def test_a_worker_that_dies_is_replaced() -> None:
     fit(experiment(supervision="base", run_dir="local"))
     Path("life").touch()
-    fit(experiment(algorithm=Mortal(), supervision="base", backend=POOL, run_dir="pool"))
+    fit(experiment(algorithm=Mortal(str(Path.cwd())), supervision="base", backend=POOL, run_dir="pool"))
     assert not Path("life").exists()
     assert same("local", "pool")
-
-
-class Lines(Display):
-    """Collects what is said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 def test_a_client_that_workers_die_of_twice_is_absent() -> None:
     for life in ("life1", "life2", "life3"):
         Path(life).touch()
     lines = Lines()
-    run = fit(experiment(algorithm=Mortal(), supervision="base", backend=POOL, run_dir="pool"), lines)
+    run = fit(experiment(algorithm=Mortal(str(Path.cwd())), supervision="base", backend=POOL, run_dir="pool"), lines)
     assert [file.name for file in Path.cwd().glob("life*")] == ["life3"]
     assert [(row["clients"], row["refused"]) for row in run.rows] == [(3, 1), (4, 0)]
     (line,) = [line for line in lines.said if "does not count" in line]
@@ -110,9 +84,10 @@ def test_workers_that_die_idle_are_replaced(workers: int) -> None:
     told: list[Evaluation] = []
     tasks = [FitTask(client, 1, 0, weights, buffers) for client in range(4)]
     with PoolBackend(workers=workers, threads=1).open(run, ClientStates(Path("clients"))) as runner:
-        assert isinstance(runner, PoolRunner)
+        assert isinstance(runner, Dispatcher)
         first = list(runner.fit(tasks))
-        for worker in runner._workers:
+        for worker in runner.workers:
+            assert isinstance(worker, _Process)
             assert worker._pid is not None
             os.kill(worker._pid, signal.SIGKILL)
         time.sleep(0.3)
@@ -210,17 +185,15 @@ def trains(pid: int) -> bool:
         return False
 
 
-class Fake:
+class Fake(Worker):
     """A worker that is a thread and answers at once, or soon."""
 
     def __init__(self, log: list[int], chance: random.Random) -> None:
         self.connection, self._there = Pipe()
-        self.job: _Job | None = None
         self.log, self.chance = log, chance
 
-    def begin(self, job: _Job) -> None:
-        self.job = job
-        kind, content = pickle.loads(job.request)
+    def begin(self, job: Job) -> None:
+        kind, content = job.kind, job.content
         self.log.append(content.client if kind == "fit" else -1)
         answer = FitResult(content.client, 1, 1) if kind == "fit" else Evaluation({"": Scores(0.5, {})}, 0.0)
         delay = self.chance.choice([0, 0, 0.002])
@@ -229,8 +202,8 @@ class Fake:
     def take(self) -> tuple[str, Any]:
         return cast(tuple[str, Any], pickle.loads(self.connection.recv_bytes()))
 
-    def end(self) -> int:
-        return 0
+    def end(self) -> str:
+        return ""
 
 
 @settings(max_examples=30, deadline=None)
@@ -239,21 +212,21 @@ def test_order_and_number_of_results(sizes: list[int], workers: int, seed: int) 
     """Results come in the order of tasks; a round's end is begun longest first; few results wait for earlier ones."""
     log: list[int] = []
     chance = random.Random(seed)
-    pool = PoolRunner(lambda place: cast(_Worker, Fake(log, chance)), workers, sizes)
+    pool = Dispatcher(lambda place: Fake(log, chance), wait_for, workers, sizes)
     told: list[Evaluation] = []
     pool.evaluate({}, {}, told.append)
     tasks = [FitTask(client, 1, 0, {}) for client in range(len(sizes))]
     seen = []
     for result in pool.fit(tasks):
         seen.append(result.client)
-        assert len([client for client in log if client >= 0]) - len(seen) <= (_HELD + 1) * workers
+        assert len([client for client in log if client >= 0]) - len(seen) <= (HELD + 1) * workers
     assert seen == list(range(len(sizes)))
     pool.finish()
     assert len(told) == 1
     assert log[0] == -1
     begun = log[1:]
     assert sorted(begun) == seen
-    end = _HELD * workers
+    end = HELD * workers
     assert begun[:-end] == seen[:-end]
     assert [sizes[client] for client in begun[-end:]] == sorted((sizes[c] for c in begun[-end:]), reverse=True)
     assert list(pool.fit([])) == []
@@ -305,7 +278,7 @@ def _two_threads() -> Iterator[None]:
 
 def chosen(backend: PoolBackend, run: Experiment) -> Any:
     with backend.open(run, ClientStates(Path("clients"))) as runner:
-        return len(runner._workers) if isinstance(runner, PoolRunner) else type(runner)
+        return len(runner.workers) if isinstance(runner, Dispatcher) else type(runner)
 
 
 @pytest.mark.usefixtures("_two_threads")
@@ -350,14 +323,14 @@ def test_gpus_are_shared_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     started: list[str | int] = []
 
-    class Started(_Worker):
+    class Started(_Process):
         def __init__(self, source: Any, parcel: bytes, files: Any) -> None:
             started.append(pickle.loads(parcel).experiment.trainer.devices)
 
-        def end(self) -> int:
-            return 0
+        def end(self) -> str:
+            return ""
 
-    monkeypatch.setattr("jdfl_lightning.backends.pool._Worker", Started)
+    monkeypatch.setattr("jdfl_lightning.backends.pool._Process", Started)
     assert chosen(PoolBackend(), experiment()) == 2
     assert chosen(PoolBackend(workers=3), experiment()) == 3
     assert started == ["[0]", "[1]", "[0]", "[1]", "[0]"]

@@ -30,7 +30,6 @@ from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError, StorageError
 from jdfl_lightning.inference import test_run as run_again
 from jdfl_lightning.loggers import WandbRounds
-from jdfl_lightning.resume import fingerprint
 from jdfl_lightning.run_folder import lock_run, read_run
 
 STATEFUL = ["FedAvg", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON"]
@@ -147,7 +146,7 @@ def test_other_images_are_refused() -> None:
     changed = digits()
     changed.images = changed.images.clone()
     changed.images[0] ^= 1
-    assert fingerprint(changed) != fingerprint(digits())
+    assert changed.fingerprint() != digits().fingerprint()
     with pytest.raises(InputError, match="the images of the run cut but they, or their split, differ"):
         fit(experiment(resume="cut", rounds=2, data=changed))
 

@@ -19,9 +19,16 @@ if TYPE_CHECKING:
         LocalUpdate,
         RobustFedAvg,
     )
-    from jdfl_lightning.backends import LocalBackend, PoolBackend
+    from jdfl_lightning.backends import LocalBackend, PoolBackend, RayBackend
     from jdfl_lightning.config import Clustering, Experiment
-    from jdfl_lightning.data import PACS, DigitsDomains, DomainDataModule, ImageFolderDomains, OfficeCaltech
+    from jdfl_lightning.data import (
+        PACS,
+        DigitsDomains,
+        DomainDataModule,
+        ImageFolderDomains,
+        OfficeCaltech,
+        SiteFolders,
+    )
     from jdfl_lightning.experiment import fit
     from jdfl_lightning.groups import GroupDomains, discover_domains
     from jdfl_lightning.joint import (
@@ -56,9 +63,9 @@ _HOMES = {
         "LocalUpdate",
         "RobustFedAvg",
     ),
-    "backends": ("LocalBackend", "PoolBackend"),
+    "backends": ("LocalBackend", "PoolBackend", "RayBackend"),
     "config": ("Clustering", "Experiment"),
-    "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech"),
+    "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech", "SiteFolders"),
     "experiment": ("fit",),
     "groups": ("GroupDomains", "discover_domains"),
     "joint": (
@@ -112,7 +119,9 @@ __all__ = [
     "PlainTargets",
     "PoolBackend",
     "RandomTargets",
+    "RayBackend",
     "RobustFedAvg",
+    "SiteFolders",
     "SoftTargetKLLoss",
     "TargetRule",
     "TrainerOptions",

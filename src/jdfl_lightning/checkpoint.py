@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +134,30 @@ class ClientStates:
             raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
         save_record(self._file(client, round), state, {"client": client, "round": round})
 
+    def settle(self, client: int, since: int, oldest: int) -> None:
+        """Remove the states of a client that nobody will ask for.
+
+        Args:
+            client: its id.
+            since: the last round whose state was accepted; states of later rounds are of rounds that never were.
+            oldest: the round before which only the newest state can still be needed.
+        """
+        rounds = sorted(int(file.stem.partition("-")[2]) for file in self.folder.glob(f"{client}-*.safetensors"))
+        accepted = [round for round in rounds if round <= since]
+        for round in [*rounds[len(accepted) :], *[round for round in accepted if round < oldest][:-1]]:
+            self.remove(client, round)
+
+    def remove(self, client: int, round: int) -> None:
+        """Remove a client's state of a round."""
+        self._file(client, round).unlink(missing_ok=True)
+
     def retain(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Remove all files but the states of these (client, round)."""
-        keep = {self._file(*key) for key in wanted}
+        keep = {self._file(*key).name for key in wanted}
         if self.folder.is_dir():
-            for file in self.folder.iterdir():
-                if file not in keep:
-                    file.unlink(missing_ok=True)
+            for name in os.listdir(self.folder):  # noqa: PTH208 - there may be many, and no path is needed for most
+                if name not in keep:
+                    (self.folder / name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -160,6 +177,10 @@ class About:
     """The pseudo-domains of clients that came after Phase 1."""
 
 
+_SCAN = 20
+"""Checkpoints from one look through all files to the next; in between, only what a removed one named is removed."""
+
+
 class Checkpoints:
     """The checkpoints of a run: one file each, and the clients' states that it names.
 
@@ -171,6 +192,9 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder / "checkpoints", keep
         self.states = ClientStates(folder / "clients")
+        self._named: dict[int, dict[int, int]] = {}
+        """The states that the kept checkpoints name, as far as this process has read or written them."""
+        self._saved = 0
 
     def file(self, round: int) -> Path:
         """Return the file of a round's checkpoint."""
@@ -181,56 +205,89 @@ class Checkpoints:
         names = [file.stem for file in self.folder.glob("*.safetensors")]
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
-    def save(self, record: Record, about: About) -> None:
-        """Write a checkpoint, then remove what neither it nor those kept beside it need."""
+    def save(self, record: Record, about: About, last: bool = False) -> None:
+        """Write a checkpoint, then remove what neither it nor those kept beside it need.
+
+        Args:
+            record: the server's tensors.
+            about: what is stored with them.
+            last: whether it is the run's last, after which nothing that nobody needs stays.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
-        save_record(self.file(about.round), record, asdict(about))
-        self.clean(about.round)
+        stored = asdict(replace(about, clients={}, joined={}))
+        tables = {"clients": _as_table(about.clients), "joined": _as_table(about.joined)}
+        save_record(self.file(about.round), record | tables, stored)
+        self._named[about.round] = about.clients
+        if last or self._saved % _SCAN == 0:
+            self.clean(about.round)
+        else:
+            self._drop()
+        self._saved += 1
+
+    def _drop(self) -> None:
+        """Remove the oldest checkpoints, with the states that the next one does not name either."""
+        while len(self._named) > self.keep:
+            oldest, following = sorted(self._named)[:2]
+            for client, round in self._named.pop(oldest).items():
+                if self._named[following].get(client) != round:
+                    self.states.remove(client, round)
+            self.file(oldest).unlink(missing_ok=True)
 
     def clean(self, newest: int) -> None:
-        """Remove the files that the kept checkpoints, from one round back, do not need."""
+        """Look through all files and remove those that the kept checkpoints, from one round back, do not need."""
         kept = [round for round in self.rounds() if round <= newest][: self.keep]
-        wanted: set[tuple[int, int]] = set()
+        named: dict[int, dict[int, int]] = {}
         for round in kept:
             try:
-                wanted |= set(read_about(self.file(round)).clients.items())
+                named[round] = self._named[round] if round in self._named else read_about(self.file(round)).clients
             except StorageError:  # damaged: its states go with it
                 self.file(round).unlink(missing_ok=True)
         for file in self.folder.iterdir():
             if file not in map(self.file, kept):
                 file.unlink(missing_ok=True)
-        self.states.retain(wanted)
+        self._named = named
+        self.states.retain(pair for clients in named.values() for pair in clients.items())
 
-    def load(self, file: Path) -> tuple[Record, About]:
-        """Read a checkpoint and make sure that every state it names is whole."""
+    def load(self, file: Path, states_here: bool = True) -> tuple[Record, About]:
+        """Read a checkpoint and make sure that every state it names is whole, if they are here."""
         record, about = load_record(file)
-        found = _parse_about(file, about)
-        for client, round in found.clients.items():
+        found = _parse_about(file, about, record.pop("clients", {}), record.pop("joined", {}))
+        for client, round in found.clients.items() if states_here else ():
             self.states.load(client, round)
         return record, found
+
+
+def _as_table(numbers: Mapping[int, int]) -> Tensors:
+    """Return numbers by client as tensors, 16 bytes each: there may be many clients."""
+    return {"client": torch.tensor(list(numbers)).long(), "value": torch.tensor(list(numbers.values())).long()}
 
 
 def read_about(file: Path) -> About:
     """Read what a checkpoint holds beside tensors, and not the tensors."""
     try:
         with safe_open(file, framework="pt") as stored:
-            return _parse_about(file, json.loads((stored.metadata() or {})[_KEY].partition(" ")[2]))
+            about = json.loads((stored.metadata() or {})[_KEY].partition(" ")[2])
+            clients, joined = (
+                {name: stored.get_tensor(f"{group}/{name}") for name in ("client", "value")}
+                for group in ("clients", "joined")
+            )
+        return _parse_about(file, about, clients, joined)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise StorageError(f"Expected a checkpoint but {file} cannot be read: {error}.") from error
 
 
-def _parse_about(file: Path, about: Mapping[str, Any]) -> About:
+def _parse_about(file: Path, about: Mapping[str, Any], clients: Tensors, joined: Tensors) -> About:
     try:
         return About(
             round=int(about["round"]),
-            clients={int(client): int(round) for client, round in about["clients"].items()},
+            clients=dict(zip(clients["client"].tolist(), clients["value"].tolist(), strict=True)),
             metrics={str(name): float(value) for name, value in about["metrics"].items()},
             data=str(about["data"]),
             logger=None if about["logger"] is None else str(about["logger"]),
-            joined={int(client): int(domain) for client, domain in about.get("joined", {}).items()},
+            joined=dict(zip(joined["client"].tolist(), joined["value"].tolist(), strict=True)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"Expected a checkpoint but {file} is something else.") from error

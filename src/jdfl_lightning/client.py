@@ -28,10 +28,11 @@ class Site:
 
     Args:
         experiment: the run's settings; its data has been loaded and dealt out.
+        first: id of the first client whose images are here.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
+    def __init__(self, experiment: Experiment, first: int = 0) -> None:
+        self.experiment, self.first = experiment, first
         self.data = experiment.data
         with isolated_randomness(experiment.seed_everything, "backbone"):
             backbone = build_backbone(experiment.backbone, self.data.size)
@@ -121,7 +122,8 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     """
     experiment = site.experiment
     discovering = task.round == DISCOVERY
-    if len(site.data.partition.clients[task.client]) == 0:
+    number = task.client - site.first  # among those that are here
+    if len(site.data.partition.clients[number]) == 0:
         raise InputError(
             f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
             "lower --data.num_clients."
@@ -140,7 +142,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
         update = experiment.algorithm.local(task, state)
         epochs, batch_size = experiment.epochs, experiment.batch_size
     shuffle = torch_generator(task.seed, "shuffle", *task.where)
-    loader = site.data.client_loader(task.client, max(task.domain, 0), batch_size, shuffle)
+    loader = site.data.client_loader(number, max(task.domain, 0), batch_size, shuffle)
     module.generator = torch_generator(task.seed, "targets", *task.where)
     module.loss_term = update.loss
     try:

@@ -88,7 +88,8 @@ class Experiment:
     seed_everything: int = 0
     """Seed of everything random: initialisation, split, sampling, shuffling, random targets."""
     data: DomainDataModule = field(default_factory=lambda: DigitsDomains(size=16))
-    """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, or your own subclass of DomainDataModule."""
+    """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, SiteFolders, or your own subclass of
+    DomainDataModule."""
     backbone: str = "PaperCNN"
     """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
     algorithm: Algorithm = field(default_factory=FedAvg)
@@ -137,7 +138,8 @@ class Experiment:
     discovery: str | None = None
     """Folder of a run, or of `discover`, whose Phase 1 is taken up instead of repeated; M may be another one."""
     backend: Backend = field(default_factory=PoolBackend)
-    """Where clients are trained: PoolBackend (in parallel, where that pays) or LocalBackend (one after the other)."""
+    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other) or
+    RayBackend (on a cluster)."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
     logger: WandbRounds | Logger | bool = False

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import lightning.pytorch as pl
+import torch
+
 from jdfl_lightning.client import Site
+from jdfl_lightning.module import JointModule
 from jdfl_lightning.tensors import Tensors
 from jdfl_lightning.trainer import quiet, silent_trainer
+
+Counts = dict[str, tuple[int, int]]
+"""Domain -> held-out images whose class was right, and all of them."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Accuracies on the union of the held-out images, as shares of 1."""
+    """Accuracies on the union of the held-out images, as shares of 1; NaN where there was no image."""
 
     overall: float
     domains: dict[str, float]
@@ -23,10 +31,22 @@ class Scores:
         """Return the scores of a model that nobody has judged: NaN."""
         return cls(float("nan"), {name: float("nan") for name in domains})
 
+    @classmethod
+    def of(cls, counts: Counts) -> Scores:
+        """Return the accuracies that counts amount to, in single precision as torchmetrics has them.
+
+        >>> Scores.of({"photo": (3, 4), "sketch": (1, 4)})
+        Scores(overall=0.5, domains={'photo': 0.75, 'sketch': 0.25})
+        """
+        correct, seen = torch.tensor(list(counts.values())).float().unbind(dim=1)
+        each = (correct / seen).tolist()
+        return cls(float(correct.sum() / seen.sum()), dict(zip(counts, each, strict=True)))
+
     @property
     def worst(self) -> float:
         """Accuracy of the worst domain."""
-        return min(self.domains.values())
+        known = [value for value in self.domains.values() if not math.isnan(value)]
+        return min(known, default=float("nan"))
 
     def as_metrics(self) -> dict[str, float]:
         """Return the scores under the names that they are logged by."""
@@ -45,14 +65,27 @@ class Evaluation:
 def evaluate(site: Site, models: Mapping[str, Tensors], buffers: Tensors) -> Evaluation:
     """Test models that share their buffers on every domain's held-out images."""
     start = time.perf_counter()
-    scores = {name: _test(site, weights, buffers) for name, weights in models.items()}
+    scores = {name: Scores.of(count(site, weights, buffers)) for name, weights in models.items()}
     return Evaluation(scores, time.perf_counter() - start)
 
 
-def _test(site: Site, weights: Tensors, buffers: Tensors) -> Scores:
-    module = site.module(weights, buffers)
+class _TakeDown(pl.Callback):
+    """Takes down what a module has counted before it is told as shares."""
+
+    def __init__(self) -> None:
+        self.counts: list[tuple[int, int]] = []
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lightning asks callbacks before the module."""
+        assert isinstance(pl_module, JointModule)
+        right, seen = pl_module.test_accuracy.counts.tolist()
+        self.counts = list(zip(right, seen, strict=True))
+
+
+def count(site: Site, weights: Tensors, buffers: Tensors) -> Counts:
+    """Test a model on the held-out images that are here."""
+    module, taken = site.module(weights, buffers), _TakeDown()
     with quiet():
-        trainer = silent_trainer(site.experiment.trainer)
+        trainer = silent_trainer(site.experiment.trainer, callbacks=[taken])
         trainer.test(module, site.data.test_dataloader(), verbose=False)
-    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return Scores(values["test/acc"], {name: values[f"test/acc/{name}"] for name in site.data.domain_names})
+    return dict(zip(site.data.domain_names, taken.counts, strict=True))

@@ -24,7 +24,7 @@ from jdfl_lightning.phase1 import collect_updates, find_domains
 from jdfl_lightning.privacy import noise_key, spent_epsilon
 from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.report.run import draw_curves
-from jdfl_lightning.resume import Reached, find_run, fingerprint, read_reached, take_up
+from jdfl_lightning.resume import Reached, find_run, read_reached, take_up
 from jdfl_lightning.rounds import ServerState, judge, run_rounds
 from jdfl_lightning.run_folder import (
     ALONE,
@@ -61,7 +61,7 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     display = display or Display()
     earlier = find_run(experiment)
     site = prepare(experiment, display)
-    data = fingerprint(experiment.data)
+    data = experiment.data.fingerprint()
     reached = None if earlier is None else read_reached(experiment, earlier, data)
     known = earlier is not None and (earlier / DISCOVERY).exists()
     updates = None if known else take_up(experiment, data)  # else it may have gone since
@@ -152,7 +152,7 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
                 after_current_client(display.say) as check,
                 experiment.backend.open(experiment, ClientStates(folder / "clients")) as runner,
             ):
-                journal = RunJournal(experiment, folder, fingerprint(experiment.data), None, display, 0.0, check)
+                journal = RunJournal(experiment, folder, experiment.data.fingerprint(), None, display, 0.0, check)
                 _find(experiment, site, runner, journal, None)
         except KeyboardInterrupt:
             shutil.rmtree(folder, ignore_errors=True)
@@ -164,7 +164,7 @@ def _find(
     experiment: Experiment, site: Site, runner: Runner, journal: RunJournal, updates: Updates | None
 ) -> PseudoDomains:
     """Phase 1: what this run has found before, or what is to be found in updates, given or still to be asked for."""
-    folder, data, true_domains = journal.folder, journal.data, _true_domains(experiment)
+    folder, data, true_domains = journal.folder, journal.data, experiment.data.true_domains
     known = load_discovery(folder, data)
     if known is None:
         if updates is None:
@@ -177,15 +177,12 @@ def _find(
     draw_discovery(record, folder / DISCOVERY_FIGURE)
     log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
     if journal.logger is not None and known is None:
-        numbers = ("num_domains", "ari", "nmi", "bytes_down", "bytes_up")
+        numbers = [name for name in ("num_domains", "ari", "nmi", "bytes_down", "bytes_up") if name in record]
         journal.logger.log_metrics({f"discovery/{name}": record[name] for name in numbers}, step=0)
     why = f" as {found.note}" if found.note else ""
-    journal.display.say(f"pseudo-domains: M = {found.num_domains} ({found.criterion}{why}), ARI {record['ari']:.2f}")
+    truth = f", ARI {record['ari']:.2f}" if "ari" in record else ""
+    journal.display.say(f"pseudo-domains: M = {found.num_domains} ({found.criterion}{why}){truth}")
     return found
-
-
-def _true_domains(experiment: Experiment) -> list[str]:
-    return [experiment.data.domain_names[domain] for domain in experiment.data.partition.client_domains]
 
 
 def _run(
@@ -215,7 +212,7 @@ def _run(
         key = 0 if experiment.privacy.clip_norm is None else noise_key(folder)
         state = run_rounds(experiment, runner, state, journal, site.initial(1), key)
     if state.domains is not None and state.domains.joined:
-        save_joined(folder, state.domains, _true_domains(experiment))
+        save_joined(folder, state.domains, experiment.data.true_domains)
 
 
 def _reached_state(reached: Reached, start: ServerState) -> ServerState:
@@ -237,7 +234,8 @@ def prepare(experiment: Experiment, display: Display) -> Site:
     data.progress = display.step
     check_trainer(experiment.trainer)
     num_features(build_backbone(experiment.backbone, data.size), data.size)
-    data.deal(experiment.seed_everything)
+    if data.roster is None:
+        data.deal(experiment.seed_everything)
     site = Site(experiment)
     weights, buffers = site.initial(num_domains=1)
     names = select_parameters(site.module(weights, buffers), experiment.clustering.layers)

@@ -70,7 +70,7 @@ class RunJournal(Journal):
             logger = None if self.logger is None or self.logger.version is None else str(self.logger.version)
             joined = {} if state.domains is None else state.domains.joined
             about = About(state.round, state.clients, metrics, self.data, logger, joined)
-            self._checkpoints.save(as_record(state), about)
+            self._checkpoints.save(as_record(state), about, last=state.round == self.experiment.rounds)
             self._unsaved = None
 
     def evaluated(self, report: RoundReport) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from jdfl_lightning.checkpoint import About, Checkpoints
 from jdfl_lightning.config import Experiment, as_dict, run_of
-from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError, require
 from jdfl_lightning.rounds import ServerState
@@ -41,6 +39,7 @@ _FREE = (
     "trainer.accelerator",
     "trainer.devices",
     "data.init_args.root",
+    "data.init_args.roots",
 )
 """Settings that may change: they do not alter the rounds that are over. The images may have moved, not changed."""
 
@@ -61,17 +60,7 @@ _PHASE_1 = (
 """Settings that decide what clients send in Phase 1, beside its batch size."""
 
 
-def fingerprint(data: DomainDataModule) -> str:
-    """Return a checksum of the labels, of who holds which image, and of images picked evenly."""
-    digest = hashlib.blake2b(digest_size=16)
-    for indices in (data.labels, data.domains, *data.partition.clients, *data.partition.test):
-        digest.update(f"{len(indices)} ".encode() + indices.numpy().tobytes())
-    picked = data.images[:: max(1, len(data.images) // 200)]
-    digest.update(f"{tuple(data.images.shape)} ".encode() + picked.contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
+def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that a continued run must share, by their dotted names."""
     free = tuple(f"{name}." for name in _FREE)
     return {key: value for key, value in flat_settings(settings) if not f"{key}.".startswith(free)}
@@ -87,20 +76,20 @@ def _saved_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _require_equal(before: dict[str, Any], after: dict[str, Any], folder: Path, why: str) -> None:
+def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, why: str) -> None:
     """Raise an `InputError` that names the first setting that differs."""
     for key in [*before, *after]:
         if before.get(key, ...) != after.get(key, ...):
             old, new = (settings.get(key, "not set") for settings in (before, after))
             flag = key.replace(".init_args.", ".").removesuffix(".class_path")
-            raise InputError(f"Expected --{flag} to be {old!r} as in {folder} but got {new!r}: {why}")
+            raise InputError(f"Expected --{flag} to be {old!r} as in {whose} but got {new!r}: {why}")
 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
     """Raise an `InputError` that names what would alter the rounds that are over."""
     saved, now = _saved_settings(folder), as_dict(experiment)
     why = "the rounds that are over would have been others. Leave it out, or start a new run."
-    _require_equal(_fixed(saved), _fixed(now), folder, why)
+    require_equal(fixed_settings(saved), fixed_settings(now), folder, why)
     rounds = saved.get("rounds")
     if experiment.rounds != rounds and (experiment.algorithm.has_schedule or experiment.rounds < (rounds or 0)):
         why = "its rounds follow a schedule" if experiment.algorithm.has_schedule else "rounds can only be added"
@@ -110,7 +99,7 @@ def check_same(experiment: Experiment, folder: Path) -> None:
 def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what clients send in Phase 1, by their dotted names."""
     names = tuple(f"{name}." for name in _PHASE_1)
-    chosen = {key: value for key, value in _fixed(settings).items() if f"{key}.".startswith(names)}
+    chosen = {key: value for key, value in fixed_settings(settings).items() if f"{key}.".startswith(names)}
     batch_size = (settings.get("clustering") or {}).get("batch_size") or settings.get("batch_size")
     return chosen | {"clustering.batch_size": batch_size}
 
@@ -118,7 +107,7 @@ def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
 def check_updates(experiment: Experiment, folder: Path) -> None:
     """Raise an `InputError` that names what would have made clients send other updates than a discovery's."""
     why = "clients would have sent other updates in Phase 1, so that this discovery cannot be taken up."
-    _require_equal(_phase_1(_saved_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
+    require_equal(_phase_1(_saved_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
 
 
 def take_up(experiment: Experiment, data: str) -> Updates | None:
@@ -169,12 +158,12 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
         _check_kind(folder, diagnosis)
         check_same(experiment, folder)
         return folder
-    wanted = _fixed(as_dict(experiment))
+    wanted = fixed_settings(as_dict(experiment))
     for folder in sorted(Path(RUNS).glob("*/"), key=lambda folder: folder.name, reverse=True):
         other = folder.name.endswith(ALONE) or (folder / DIAGNOSIS).is_file() != diagnosis
         if other or not (folder / CONFIG).is_file():
             continue
-        if _fixed(_saved_settings(folder)) == wanted:
+        if fixed_settings(_saved_settings(folder)) == wanted:
             check_same(experiment, folder)
             return folder
     return None
@@ -217,11 +206,11 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
             raise StorageError(f"Expected a checkpoint but {checkpoints.folder} has none: the run cannot be continued.")
         return None
     try:
-        record, about = checkpoints.load(file)
+        record, about = checkpoints.load(file, experiment.backend.states_here)
         if {"weights"} - set(record):
             raise StorageError(f"Expected a checkpoint but {file} holds no weights.")
     except StorageError as error:
-        raise StorageError(f"{error} {_offer(checkpoints, file)}") from error
+        raise StorageError(f"{error} {_offer(checkpoints, file, experiment.backend.states_here)}") from error
     if about.data != data:
         raise InputError(f"Expected --data to give the images of the run {folder} but they, or their split, differ.")
     server = {group.removeprefix("server."): record[group] for group in record if group.startswith("server.")}
@@ -229,13 +218,13 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
     return Reached(state, about.metrics, about, record.get("domains", {}).get("mu"))
 
 
-def _offer(checkpoints: Checkpoints, damaged: Path) -> str:
+def _offer(checkpoints: Checkpoints, damaged: Path, states_here: bool) -> str:
     """Name the newest checkpoint that is whole, if there is one."""
     for round in checkpoints.rounds():
         file = checkpoints.file(round)
         if file != damaged:
             try:
-                checkpoints.load(file)
+                checkpoints.load(file, states_here)
                 return f"The one of round {round} is whole: go on with --resume {file}"
             except StorageError:
                 continue

@@ -146,7 +146,7 @@ def _run_round(
 ) -> tuple[ServerState, dict[str, float]]:
     """Run a round; one that too few clients answer is void and repeated, with clients drawn anew."""
     algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
-    sizes = [len(images) for images in experiment.data.partition.clients]
+    sizes = experiment.data.client_sizes
     num_clients, num_examples = len(sizes), sum(sizes)
     broadcast, domains, table = algorithm.broadcast(state.record), state.domains, None
     probes_down = probes_up = 0
@@ -206,8 +206,11 @@ def _run_round(
             f"{_ATTEMPTS} attempts were void. Client {client}: {(reason.splitlines() or ['?'])[-1]}"
         ) from RuntimeError(reason)
     runner.finish()  # at most one round waits for its scores
-    clients = {client: since for client, since in state.clients.items() if tally.keeps.get(client, True)}
-    clients |= {client: number for client, keeps in tally.keeps.items() if keeps}
+    clients = dict(state.clients)
+    for client, keeps in tally.keeps.items():
+        clients.pop(client, None)
+        if keeps:
+            clients[client] = number
     metrics = {
         "train/loss": float("nan"),
         **{name: total / tally.examples for name, total in tally.metrics.items()},

@@ -138,7 +138,7 @@ def forget_rounds(folder: Path, after: int) -> float:
 
 
 def save_discovery(
-    folder: Path, updates: Updates, found: PseudoDomains, true_domains: Sequence[str], data: str
+    folder: Path, updates: Updates, found: PseudoDomains, true_domains: Sequence[str] | None, data: str
 ) -> None:
     """Write ``discovery.json``, and beside it the vectors that it comes from.
 
@@ -146,7 +146,7 @@ def save_discovery(
         folder: the run folder.
         updates: what the clients sent.
         found: the pseudo-domains.
-        true_domains: the true domain of each client.
+        true_domains: the true domain of each client, if known.
         data: fingerprint of the images.
     """
     record = found.as_json(true_domains) | {
@@ -165,11 +165,11 @@ def save_discovery(
     write_whole(folder / DISCOVERY, json.dumps(record, indent=1).encode())
 
 
-def save_joined(folder: Path, found: PseudoDomains, true_domains: Sequence[str]) -> None:
+def save_joined(folder: Path, found: PseudoDomains, true_domains: Sequence[str] | None) -> None:
     """Add the clients that joined later to ``discovery.json``."""
     record = read_discovery(folder)
     record["joined"] = {
-        str(client): {"domain": domain, "true_domain": true_domains[client]}
+        str(client): {"domain": domain} | ({} if true_domains is None else {"true_domain": true_domains[client]})
         for client, domain in found.newcomers.items()
     }
     write_whole(folder / DISCOVERY, json.dumps(record, indent=1).encode())

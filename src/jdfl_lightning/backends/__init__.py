@@ -3,5 +3,6 @@
 from jdfl_lightning.backends.base import Backend, Runner
 from jdfl_lightning.backends.local import LocalBackend
 from jdfl_lightning.backends.pool import PoolBackend
+from jdfl_lightning.backends.ray import RayBackend
 
-__all__ = ["Backend", "LocalBackend", "PoolBackend", "Runner"]
+__all__ = ["Backend", "LocalBackend", "PoolBackend", "RayBackend", "Runner"]

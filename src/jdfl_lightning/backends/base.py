@@ -6,14 +6,14 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site, fit_client
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.evaluation import Evaluation
 from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
-from jdfl_lightning.tensors import Tensors
+from jdfl_lightning.tensors import Record, Tensors
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
@@ -45,6 +45,9 @@ class Runner(ABC):
 class Backend(ABC):
     """Where clients are trained."""
 
+    states_here: ClassVar[bool] = True
+    """Whether clients' states are in the run folder; else they are where the clients are."""
+
     @abstractmethod
     def open(self, experiment: Experiment, states: ClientStates) -> AbstractContextManager[Runner]:
         """Make ready for a run; closing the context lets everything go.
@@ -61,12 +64,14 @@ def describe(error: Exception) -> str:
 
 
 def fit_with_state(site: Site, states: ClientStates, task: FitTask) -> FitResult:
-    """Fit a client from the state it kept, and keep its new one; Phase 1 leaves no state."""
-    if task.round == DISCOVERY:
-        return fit_client(site, task, {})[0]
-    algorithm = site.experiment.algorithm
-    state = states.load(task.client, task.since) if task.since else algorithm.init_client(task.weights)
+    """Fit a client from the state it kept, and keep its new one."""
+    state = states.load(task.client, task.since) if task.since else init_state(site, task)
     result, state = fit_client(site, task, state)
     if result.keeps_state:
         states.save(task.client, task.round, state)
     return result
+
+
+def init_state(site: Site, task: FitTask) -> Record:
+    """Return the state of a client that has none yet; Phase 1 knows no states."""
+    return {} if task.round == DISCOVERY else site.experiment.algorithm.init_client(task.weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle
@@ -19,8 +20,10 @@ import torch
 from torch import Tensor
 
 from jdfl_lightning.backends.base import describe, fit_with_state
+from jdfl_lightning.backends.local import LocalBackend
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site
+from jdfl_lightning.data.base import no_progress
 from jdfl_lightning.data.cache import ImageFile
 from jdfl_lightning.errors import StorageError
 from jdfl_lightning.evaluation import evaluate
@@ -106,7 +109,16 @@ def _send(connection: Connection, message: object) -> None:
         os._exit(0)
 
 
-def _failure(error: Exception) -> tuple[str, str]:
+def without_images(experiment: Experiment) -> Experiment:
+    """Return settings as another process needs them: with the data dealt out, and the images left for it to map."""
+    data = copy.copy(experiment.data)
+    data.progress = no_progress
+    del data.images
+    return replace(experiment, data=data, backend=LocalBackend(), logger=False)
+
+
+def failure(error: Exception) -> tuple[str, str]:
+    """Return what kind of failure an error is, storage or failed, and how it is told."""
     kind = "storage" if isinstance(error, StorageError) else "failed"
     return kind, describe(error)
 
@@ -123,7 +135,7 @@ def _answer(connection: Connection, images: int | None) -> None:
     while True:
         kind, content = _next(connection)
         if kind == "common":
-            common = content
+            common = pickle.loads(content)
             continue
         try:
             if kind == "fit":
@@ -131,7 +143,7 @@ def _answer(connection: Connection, images: int | None) -> None:
             else:
                 message = ("done", evaluate(site, **content))
         except Exception as error:
-            message = _failure(error)
+            message = failure(error)
         _send(connection, message)
 
 

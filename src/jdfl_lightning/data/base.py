@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import lightning.pytorch as pl
 import torch
@@ -19,6 +21,16 @@ Progress = Callable[[str, int, int], None]
 
 def no_progress(what: str, done: int, total: int) -> None:
     """Show nothing."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What a server has to know of clients whose images are elsewhere: it sees no image and no true domain."""
+
+    sizes: list[int]
+    """For each client, the number of its training images."""
+    fingerprint: str
+    """Checksum of all images and of who holds them."""
 
 
 class DomainDataModule(pl.LightningDataModule, ABC):
@@ -40,6 +52,8 @@ class DomainDataModule(pl.LightningDataModule, ABC):
     labels: Tensor
     domains: Tensor
     partition: Partition
+    roster: Roster | None = None
+    """What sites elsewhere have told of their images; none where the images are here."""
 
     def __init__(self, size: int, num_clients: int, test_fraction: float) -> None:
         super().__init__()
@@ -71,6 +85,29 @@ class DomainDataModule(pl.LightningDataModule, ABC):
             self.labels, self.domains, self.domain_names, self.num_clients, self.test_fraction, seed
         )
         return self.partition
+
+    @property
+    def client_sizes(self) -> list[int]:
+        """For each client, the number of its training images."""
+        return self.partition.sizes if self.roster is None else self.roster.sizes
+
+    @property
+    def true_domains(self) -> list[str] | None:
+        """For each client, the name of its true domain; none where nobody tells."""
+        if self.roster is not None:
+            return None
+        return [self.domain_names[domain] for domain in self.partition.client_domains]
+
+    def fingerprint(self) -> str:
+        """Return a checksum of the labels, of who holds which image, and of images picked evenly."""
+        if self.roster is not None:
+            return self.roster.fingerprint
+        digest = hashlib.blake2b(digest_size=16)
+        for indices in (self.labels, self.domains, *self.partition.clients, *self.partition.test):
+            digest.update(f"{len(indices)} ".encode() + indices.numpy().tobytes())
+        picked = self.images[:: max(1, len(self.images) // 200)]
+        digest.update(f"{tuple(self.images.shape)} ".encode() + picked.contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def client_loader(self, client: int, domain: int, batch_size: int, generator: torch.Generator) -> BatchLoader:
         """Return a client's shuffled training batches; the domain in them is the client's pseudo-domain."""

@@ -26,7 +26,7 @@ def _squash(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _folders(folder: Path) -> dict[str, Path]:
+def subfolders(folder: Path) -> dict[str, Path]:
     """Return the visible subfolders, by name, in alphabetical order."""
     found = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith((".", "__")))
     return {path.name: path for path in found}
@@ -35,14 +35,15 @@ def _folders(folder: Path) -> dict[str, Path]:
 def _match(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return those of the names that have a subfolder, however it is spelt."""
     spelt: dict[str, Path] = {}
-    for name, path in _folders(folder).items():
+    for name, path in subfolders(folder).items():
         if _squash(name) in spelt and _squash(name) in map(_squash, names):
             raise InputError(f"Expected one folder for a name but found {spelt[_squash(name)]} and {path}.")
         spelt[_squash(name)] = path
     return {name: spelt[_squash(name)] for name in names if _squash(name) in spelt}
 
 
-def _list_images(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
+    """Return the visible images of a folder, in alphabetical order."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != ".")
 
 
@@ -72,7 +73,7 @@ class ImageFolderDomains(DomainDataModule):
 
     def find(self, root: Path) -> dict[str, dict[str, list[Path]]]:
         """Return the images of a tree as domain -> class -> files; raise an `InputError` if something is missing."""
-        domains = {domain: _folders(folder) for domain, folder in _folders(root).items()}
+        domains = {domain: subfolders(folder) for domain, folder in subfolders(root).items()}
         classes = sorted({name for folders in domains.values() for name in folders})
         if not classes:
             raise InputError(f"Expected folders <domain>/<class>/<image> in --data.root but found none in {root}.")
@@ -81,7 +82,7 @@ class ImageFolderDomains(DomainDataModule):
         return {domain: self._images(domain, folders, classes) for domain, folders in domains.items()}
 
     def _images(self, domain: str, folders: dict[str, Path], classes: Sequence[str]) -> dict[str, list[Path]]:
-        images = {name: _list_images(folders[name]) if name in folders else [] for name in classes}
+        images = {name: image_files(folders[name]) if name in folders else [] for name in classes}
         for name, paths in images.items():
             if not paths:
                 raise InputError(f"Expected every domain to have every class but {domain} has no image of {name}.")
@@ -144,7 +145,7 @@ class KnownDomains(ImageFolderDomains):
                 domains = _match(folder, self.domain_names)
                 if len(domains) == len(self.domain_names):
                     return {name: self._domain(name, path) for name, path in domains.items()}
-            level = [below for folder in level for below in _folders(folder).values()]
+            level = [below for folder in level for below in subfolders(folder).values()]
         names = ", ".join(self.domain_names)
         raise InputError(
             f"Expected {type(self).__name__} in --data.root but found no folder with {names} in {root}. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,6 +25,11 @@ class Partition:
     """For each client, its true domain; the server never sees it."""
     test: list[Tensor]
     """For each domain, the indices of the images held out."""
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """For each client, the number of its training images."""
+        return [len(indices) for indices in self.clients]
 
 
 def apportion(sizes: Sequence[int], total: int) -> list[int]:
@@ -51,6 +57,20 @@ def hold_out(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.nda
     return np.sort(np.concatenate(chosen))
 
 
+def hold_out_share(
+    labels: np.ndarray, indices: np.ndarray, share: float, name: str, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Divide indices into those held out, a share rounded up and stratified by class, and the rest."""
+    count = math.ceil(round(share * len(indices), 9))
+    if not 0 < count < len(indices):
+        raise InputError(
+            f"Expected --data.test_fraction to leave images to train and to test on but {share} of the "
+            f"{len(indices)} images of {name} is {count}."
+        )
+    held = hold_out(labels[indices], count, rng)
+    return indices[held], np.delete(indices, held)
+
+
 def partition(
     labels: Tensor, domains: Tensor, domain_names: Sequence[str], num_clients: int, test_fraction: float, seed: int
 ) -> Partition:
@@ -70,15 +90,9 @@ def partition(
     test: list[Tensor] = []
     for domain, name in enumerate(domain_names):
         indices = np.flatnonzero(domains.numpy() == domain)
-        count = math.ceil(round(test_fraction * len(indices), 9))
-        if not 0 < count < len(indices):
-            raise InputError(
-                f"Expected --data.test_fraction to leave images to train and to test on but {test_fraction} of the "
-                f"{len(indices)} images of {name} is {count}."
-            )
-        held = hold_out(labels.numpy()[indices], count, rng)
-        test.append(torch.from_numpy(indices[held]))
-        rest = rng.permutation(np.delete(indices, held))
+        held, rest = hold_out_share(labels.numpy(), indices, test_fraction, name, rng)
+        test.append(torch.from_numpy(held))
+        rest = rng.permutation(rest)
         train.append(rest[np.argsort(labels.numpy()[rest], kind="stable")])
     clients: list[Tensor] = []
     client_domains: list[int] = []

@@ -65,14 +65,15 @@ class _CountingAccuracy(Metric):
         self.add_state(self._state, default=torch.zeros(2, *shape, dtype=torch.long), dist_reduce_fx="sum")
 
     @property
-    def _counts(self) -> Tensor:
+    def counts(self) -> Tensor:
+        """The number of samples that were right, and of all: (2,), or (2, domains)."""
         counts = getattr(self, self._state)
         assert isinstance(counts, Tensor)
         return counts
 
     def _count(self, correct: Tensor, seen: Tensor) -> None:
         # a new tensor: one that was reset in inference mode cannot be changed in place outside of it
-        setattr(self, self._state, self._counts + torch.stack([correct, seen]))
+        setattr(self, self._state, self.counts + torch.stack([correct, seen]))
 
     def plot(self, val: Values | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
         """Draw one value or several ones, as torchmetrics' own metrics do.
@@ -113,7 +114,7 @@ class JointAccuracy(_CountingAccuracy):
 
     def compute(self) -> Tensor:
         """Return the share of correct predictions."""
-        correct, seen = self._counts.float()
+        correct, seen = self.counts.float()
         accuracy: Tensor = correct / seen
         return accuracy
 
@@ -158,7 +159,7 @@ class DomainAccuracy(_CountingAccuracy):
 
     def compute(self) -> dict[str, Tensor]:
         """Return the accuracies by name."""
-        correct, seen = self._counts.float()
+        correct, seen = self.counts.float()
         each = correct / seen  # 0 / 0 is NaN: this domain has not been seen
         known = each[seen > 0]
         nothing = torch.full_like(each[0], torch.nan)

@@ -52,11 +52,13 @@ def choice_table(record: Mapping[str, Any]) -> Table:
 
 
 def domains_table(record: Mapping[str, Any]) -> Table:
-    """Return how many clients of each true domain are in each pseudo-domain, with ARI and NMI."""
-    truth: dict[str, str] = record["true_domains"]
+    """Return how many clients of each true domain are in each pseudo-domain, with ARI and NMI where it is known."""
+    truth: dict[str, str] = record.get("true_domains") or dict.fromkeys(record["assignments"], "clients")
     names = list(dict.fromkeys(truth.values()))
     counts = Counter((domain, truth[client]) for client, domain in record["assignments"].items())
-    title = f"clients of each true domain, ARI {record['ari']:.3f}, NMI {record['nmi']:.3f}"
+    title = "clients of each pseudo-domain"
+    if "ari" in record:
+        title = f"clients of each true domain, ARI {record['ari']:.3f}, NMI {record['nmi']:.3f}"
     left_out = ", ".join(record["left_out"])
     caption = f"without a usable update: client {left_out}" if left_out else None
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")

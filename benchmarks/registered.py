@@ -1,0 +1,109 @@
+"""Time and memory of a round against the number of registered clients, 50 of which take part.
+
+    python benchmarks/registered.py
+
+Each row is a run in a process of its own: `fit` with checkpoints, metrics and all, random targets with Phase 1 on 50
+clients, 5 images a client at 8 px and a network of a few hundred parameters, so that what is left is the server's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from random_images import RandomImages
+from timing import write_section
+
+from jdfl_lightning import SCAFFOLD, Clustering, Experiment, FedAvg, LocalBackend, fit
+from jdfl_lightning.display import Display
+
+PER_ROUND = 50
+
+
+def resident() -> float:
+    """Return the memory of this process, in MiB."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+
+class Clock(Display):
+    """Takes down when a round ends, and the memory then."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.memory: list[float] = []
+
+    def round(self, number: int, total: int, metrics: dict[str, float]) -> None:
+        """A round has ended."""
+        self.ends.append(time.perf_counter())
+        self.memory.append(resident())
+
+
+def measure(clients: int, algorithm: str, rounds: int) -> dict[str, float]:
+    """Run rounds; return the median seconds of a round in the first and the last third, and the memory after each."""
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        fit(
+            Experiment(
+                data=RandomImages(size=8, num_clients=clients, images=6 * clients),
+                backbone="small_net.small_net",
+                algorithm=SCAFFOLD() if algorithm == "SCAFFOLD" else FedAvg(),
+                supervision="random",
+                num_domains=4,
+                rounds=rounds,
+                epochs=1,
+                client_fraction=PER_ROUND / clients,
+                clustering=Clustering(epochs=1, fraction=PER_ROUND / clients),
+                evaluate_every=rounds,
+                backend=LocalBackend(),
+                run_dir=f"{folder}/run",
+            ),
+            clock,
+        )
+        states = len(list(Path(folder).glob("run/clients/*")))
+    seconds = [after - before for before, after in zip(clock.ends[:-2], clock.ends[1:-1], strict=True)]
+    third = len(seconds) // 3
+    return {
+        "first": statistics.median(seconds[:third]),
+        "last": statistics.median(seconds[-third:]),
+        "memory_first": clock.memory[third],
+        "memory_last": clock.memory[-2],
+        "states": states,
+    }
+
+
+def main() -> None:
+    """Measure all numbers of clients and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
+    parser.add_argument("--algorithms", nargs="+", default=["FedAvg", "SCAFFOLD"])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        clients, algorithm = options.one.split(",")
+        print(json.dumps(measure(int(clients), algorithm, options.rounds)))
+        return
+    lines = [
+        "| algorithm | registered | s a round, early | late | MiB, early | late | states kept |",
+        "|---|" + "---:|" * 6,
+    ]
+    for algorithm in options.algorithms:
+        for clients in options.clients:
+            command = [sys.executable, __file__, "--one", f"{clients},{algorithm}", "--rounds", str(options.rounds)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            row = json.loads(done.stdout.splitlines()[-1])
+            numbers = f"{row['first']:.3f} | {row['last']:.3f} | {row['memory_first']:.0f} | {row['memory_last']:.0f}"
+            lines.append(f"| {algorithm} | {clients:,} | {numbers} | {row['states']:.0f} |")
+            print(lines[-1], flush=True)
+    write_section("registered clients", "\n".join(lines), "scale.md")
+
+
+if __name__ == "__main__":
+    main()

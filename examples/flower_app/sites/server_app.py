@@ -1,0 +1,7 @@
+"""Runs where the SuperLink does."""
+
+from pathlib import Path
+
+from jdfl_lightning.flower import make_server_app
+
+app = make_server_app(Path(__file__).with_name("federation.yaml"))

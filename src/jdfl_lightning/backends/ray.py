@@ -1,0 +1,274 @@
+"""RayBackend: clients in parallel, on actors of a Ray cluster; the only import of ray, made when a run begins."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import secrets
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from jdfl_lightning.backends.base import Backend, Runner, describe, fit_with_state, init_state
+from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
+from jdfl_lightning.backends.worker import encode, failure, without_images
+from jdfl_lightning.checkpoint import ClientStates
+from jdfl_lightning.client import Site, fit_client
+from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.evaluation import evaluate
+from jdfl_lightning.memory import reuse_memory
+from jdfl_lightning.messages import DISCOVERY, FitTask
+from jdfl_lightning.tensors import Record
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jdfl_lightning.config import Experiment
+
+_STARTS = 3
+"""Actors that may end one after the other before one of them was ready."""
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError(
+            "Expected Ray to be installed for --backend RayBackend: pip install 'jdfl-lightning[ray]'."
+        ) from error
+    return ray
+
+
+@dataclass(frozen=True)
+class RayBackend(Backend):
+    """Clients in parallel, on actors of a Ray cluster; each builds its module and gets its images once.
+
+    The results are those of the LocalBackend, to the bit on the CPU if a fit has as many threads.
+    """
+
+    address: str | None = None
+    """The cluster: auto for the one that this machine belongs to, or host:port; null to start Ray on this machine."""
+    actors: int | Literal["auto"] = "auto"
+    """Clients that train at once; auto for as many as a round has and the cluster has room for."""
+    cpus: int = 1
+    """CPUs of a client, and its threads."""
+    gpus: float = 0.0
+    """GPUs of a client; a half lets two share one."""
+
+    def __post_init__(self) -> None:
+        require(self.actors == "auto" or self.actors > 0, "--backend.actors", "auto or positive", self.actors)
+        require(self.cpus > 0, "--backend.cpus", "positive", self.cpus)
+        require(self.gpus >= 0, "--backend.gpus", "0 or more", self.gpus)
+
+    @contextmanager
+    def open(self, experiment: Experiment, states: ClientStates) -> Iterator[Runner]:
+        """Join the cluster, or start one, and start the actors."""
+        with _joined(self.address) as ray:
+            actors = self._count(ray.cluster_resources(), experiment.clients_per_round)
+            with _marked(states.folder.absolute()) as marker:
+                cluster = _Cluster(ray, self, experiment, states, marker)
+                sizes = experiment.data.client_sizes
+                runner = Dispatcher(lambda place: _Actor(cluster), cluster.wait, actors, sizes)
+                try:
+                    yield runner
+                finally:
+                    runner.close()
+
+    def _count(self, resources: dict[str, float], clients: int) -> int:
+        """Return the number of actors; raise an `InputError` if the cluster has no room for one."""
+        room = int(resources.get("CPU", 0) // self.cpus)
+        require(room > 0, "--backend.cpus", f"at most the cluster's {resources.get('CPU', 0):.0f}", self.cpus)
+        if self.gpus:
+            share = int(resources.get("GPU", 0) / self.gpus)
+            require(share > 0, "--backend.gpus", f"at most the cluster's {resources.get('GPU', 0):g}", self.gpus)
+            room = min(room, share)
+        return min(room, clients) if self.actors == "auto" else self.actors
+
+
+@contextmanager
+def _joined(address: str | None) -> Iterator[Any]:
+    """Join a cluster, or start one on this machine, unless this process has; leave it as it was found."""
+    ray = _import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options["include_dashboard"] = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address=address or "local", **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"Expected --backend.address to be that of a Ray cluster but got {address}: {error}"
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _marked(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Put a file beside clients' states, by which an actor finds out whether it can read and write them itself."""
+    marker, secret = folder.parent / f".{folder.name}.shared.tmp", secrets.token_hex()
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.write_text(secret)
+    try:
+        yield marker, secret
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+class Clients:
+    """An actor: has its site built once, then fits and evaluates what it is sent."""
+
+    def enter(self, path: list[str]) -> None:
+        """Let what the server can import be found here too, where there is such a folder."""
+        sys.path += [folder for folder in path if folder not in sys.path and Path(folder).exists()]
+
+    def prepare(
+        self, experiment: Experiment, images: np.ndarray, threads: int, folder: Path, marker: Path, secret: str
+    ) -> bool | str:
+        """Build the site; return whether this actor can read and write clients' states, or why it is of no use."""
+        try:
+            return self._prepare(experiment, images, threads, folder, marker, secret)
+        except Exception as error:
+            return describe(error)
+
+    def _prepare(
+        self, experiment: Experiment, images: np.ndarray, threads: int, folder: Path, marker: Path, secret: str
+    ) -> bool:
+        torch.set_num_threads(threads)
+        reuse_memory()
+        warnings.simplefilter("ignore")
+        experiment.data.images = torch.from_numpy(images)  # shared by the actors of a machine, and read-only
+        self._site = Site(experiment)
+        self._common: tuple[Any, dict[str, Any]] | None = None
+        try:
+            shared = marker.read_text() == secret
+        except OSError:
+            shared = False
+        self._states = ClientStates(folder) if shared else None
+        return shared
+
+    def do(self, kind: str, content: bytes, common: list[Any], state: bytes | None) -> bytes:
+        """Do a job; return (done, failed or storage), the answer, and the client's state if it is to be carried."""
+        try:
+            return encode(self._do(kind, pickle.loads(content), common, state))
+        except Exception as error:
+            return encode((*failure(error), None))
+
+    def _do(self, kind: str, content: Any, common: list[Any], state: bytes | None) -> tuple[str, Any, Record | None]:
+        if kind == "evaluate":
+            return "done", evaluate(self._site, **content), None
+        if self._common is None or self._common[0] != common[0]:
+            self._common = common[0], pickle.loads(_import_ray().get(common[0]))
+        task: FitTask = replace(content, **self._common[1])
+        if self._states is not None:
+            return "done", fit_with_state(self._site, self._states, task), None
+        known = init_state(self._site, task) if state is None else pickle.loads(state)
+        result, after = fit_client(self._site, task, known)
+        return "done", result, after if result.keeps_state else None
+
+
+class _Cluster:
+    """What all actors share, put into the object store once."""
+
+    def __init__(
+        self, ray: Any, options: RayBackend, experiment: Experiment, states: ClientStates, marker: tuple[Path, str]
+    ) -> None:
+        self.ray, self.states = ray, states
+        self._class = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus)(Clients)
+        try:
+            sent = ray.put(without_images(experiment))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InputError(f"Expected settings that can be sent to Ray's actors but: {error}.") from error
+        images = ray.put(experiment.data.images.contiguous().numpy())
+        self._settings = sent, images, options.cpus, states.folder.absolute(), *marker
+        self._common: tuple[bytes, Any] | None = None
+        self._failed_starts = 0
+
+    def start(self) -> tuple[Any, Any]:
+        """Start an actor; return it, and what it answers once it is ready."""
+        actor = self._class.remote()
+        actor.enter.remote([str(Path(folder).absolute()) for folder in sys.path])
+        return actor, actor.prepare.remote(*self._settings)
+
+    def started(self) -> None:
+        """Take note of an actor that is ready."""
+        self._failed_starts = 0
+
+    def failed_to_start(self, error: Exception) -> None:
+        """Take note of an actor that ended before it was ready; several in a row are no accident."""
+        self._failed_starts += 1
+        if self._failed_starts >= _STARTS:
+            raise InputError(f"Expected Ray's actors to start but {_STARTS} ended at once: {error}") from error
+
+    def share(self, common: bytes | None) -> list[Any]:
+        """Return what a round's tasks have in common as a reference; it is put into the object store once."""
+        if common is None:
+            return []
+        if self._common is None or self._common[0] is not common:
+            self._common = common, self.ray.put(common)
+        return [self._common[1]]  # in a list: an actor fetches it when it is new
+
+    def wait(self, workers: Sequence[_Actor]) -> list[Worker]:
+        """Wait until some of the actors have answered or are gone."""
+        by_answer = {worker.answer: worker for worker in workers}
+        answered, _ = self.ray.wait(list(by_answer), num_returns=1, fetch_local=False)
+        return [by_answer[answer] for answer in answered]
+
+
+class _Actor(Worker):
+    """An actor, seen from the server."""
+
+    def __init__(self, cluster: _Cluster) -> None:
+        self._cluster = cluster
+        self.ready = False
+        self._actor, self.answer = cluster.start()
+        self._shares_disk = False
+
+    def begin(self, job: Job) -> None:
+        """Send a job; with the client's state, if the actor cannot read it."""
+        state = None
+        if job.kind == "fit" and not self._shares_disk and job.content.since and job.content.round != DISCOVERY:
+            state = encode(self._cluster.states.load(job.content.client, job.content.since))
+        common = self._cluster.share(job.common)
+        self.answer = self._actor.do.remote(job.kind, encode(job.content), common, state)
+
+    def take(self) -> tuple[str, Any] | None:
+        """Take an answer; keep the client's state, if the actor could not."""
+        exceptions = self._cluster.ray.exceptions
+        try:
+            answer = self._cluster.ray.get(self.answer)
+        except exceptions.RayTaskError as error:
+            return ("failed" if self.ready else "unusable"), str(error)
+        except exceptions.RayError as error:
+            if not self.ready:
+                self._cluster.failed_to_start(error)
+            raise GoneError from error
+        if isinstance(answer, str):
+            return "unusable", answer
+        if not self.ready:
+            self.ready, self._shares_disk = True, answer
+            self._cluster.started()
+            return None
+        kind, content, state = pickle.loads(answer)
+        if state is not None and self.job is not None:
+            self._cluster.states.save(self.job.content.client, self.job.content.round, state)
+        return kind, content
+
+    def end(self) -> str:
+        """Kill the actor."""
+        self._cluster.ray.kill(self._actor)
+        return ""

@@ -1,0 +1,123 @@
+"""What a site does: says which clients it has, trains them, and judges models on its held-out images."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import platformdirs
+import torch
+
+from jdfl_lightning.backends.base import describe
+from jdfl_lightning.backends.local import LocalRunner
+from jdfl_lightning.checkpoint import ClientStates
+from jdfl_lightning.client import Site
+from jdfl_lightning.config import as_dict, parse_experiment
+from jdfl_lightning.data import ImageFolderDomains, SiteFolders
+from jdfl_lightning.errors import InputError, StorageError, require
+from jdfl_lightning.evaluation import count
+from jdfl_lightning.federation.wire import Answer, Facts, Letter, Orders, read_orders, read_request, write_answer
+from jdfl_lightning.memory import reuse_memory
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.resume import fixed_settings, require_equal
+
+Value = bool | bytes | float | int | str
+"""What the operator of a site can say of it."""
+
+
+def _number(options: Mapping[str, Value], name: str, default: int | None = None) -> int:
+    value = options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError(f"Expected the site's {name} to be a number from 0 but got {value!r}.")
+    return value
+
+
+class SiteWorker:
+    """A site: its images, its module and its clients' states.
+
+    Args:
+        arguments: the settings of the run, as command-line arguments.
+        options: what is the site's own: ``partition-id``, its number from 0; ``data-root``, the folder of its images
+            (`SiteFolders`) or of the data set; ``num-partitions``, the number of sites that share the clients of a data
+            set that they all have; ``state-dir``, where its clients keep what they remember.
+    """
+
+    def __init__(self, arguments: Sequence[str], options: Mapping[str, Value]) -> None:
+        reuse_memory()
+        self.experiment = parse_experiment("site", arguments)
+        self.number = _number(options, "partition-id")
+        data, root = self.experiment.data, options.get("data-root")
+        own = isinstance(data, SiteFolders)
+        if isinstance(data, SiteFolders):
+            if root is None:
+                raise InputError("Expected the site's data-root: the folder of its images, as <class>/<image>.")
+            data.stand_alone(self.number, str(root))
+        elif isinstance(data, ImageFolderDomains) and root is not None:
+            data.root = str(root)
+        dealt = data.deal(self.experiment.seed_everything)
+        self.fingerprint = data.fingerprint()
+        clients = list(range(len(dealt.clients)))
+        if not own:  # it has all images, and answers for its share of them
+            sites = _number(options, "num-partitions", 1)
+            require(self.number < sites, "the site's partition-id", f"below num-partitions, {sites},", self.number)
+            clients = clients[self.number :: sites]
+            data.partition = replace(dealt, test=[held[self.number :: sites] for held in dealt.test])
+        self.facts = Facts(
+            site=self.number,
+            own=own,
+            clients=clients,
+            sizes=[dealt.sizes[client] for client in clients],
+            classes=list(data.class_names),
+            domains=list(data.domain_names),
+            fingerprint=self.fingerprint,
+            version=f"jdfl-lightning {version('jdfl-lightning')}, torch {torch.__version__}",
+        )
+        self._folder = Path(str(options.get("state-dir") or platformdirs.user_state_path("jdfl-lightning") / "sites"))
+        self._site: Site | None = None
+
+    def answer(self, letter: Letter, say: Callable[[str], None]) -> Letter:
+        """Fit clients and judge models, as a letter asks; tell the site's operator of it."""
+        orders = read_orders(letter)
+        self._check(orders)
+        if self._site is None or self._site.first != orders.first:
+            self._site = Site(self.experiment, orders.first)
+        request = read_request(letter)
+        states = ClientStates(self._folder / orders.run / f"site{self.number}")
+        start = time.perf_counter()
+        results = [self._fit(LocalRunner(self._site, states), states, task) for task in request.tasks]
+        for result in results:
+            if isinstance(result, FitFailure):
+                say(f"client {result.client} failed: {result.reason}")
+        if results:
+            clients = ", ".join(str(result.client) for result in results)
+            say(f"round {request.tasks[0].round}: trained client {clients} in {time.perf_counter() - start:.1f} s")
+        start = time.perf_counter()
+        counts = {name: count(self._site, weights, request.buffers) for name, weights in request.models.items()}
+        if counts:
+            say(f"judged {len(counts)} model(s) in {time.perf_counter() - start:.1f} s")
+        return write_answer(Answer(results, counts, time.perf_counter() - start))
+
+    def _check(self, orders: Orders) -> None:
+        """Refuse to work for a server that means another run, other settings, or another site."""
+        if not re.fullmatch(r"[0-9a-f]{32}", orders.run):
+            raise InputError("Expected the server to name its run by 32 hexadecimal digits.")
+        if (orders.site, orders.fingerprint) != (self.number, self.fingerprint):
+            raise InputError(
+                f"Expected site {orders.site} with the images that it had when the run began but this is site "
+                f"{self.number}, or its images have changed."
+            )
+        ours = fixed_settings(as_dict(self.experiment))
+        require_equal(json.loads(orders.settings), ours, "the server's run", "a site has to have the same settings.")
+
+    def _fit(self, runner: LocalRunner, states: ClientStates, task: FitTask) -> FitResult | FitFailure:
+        options = self.experiment.checkpoint
+        try:
+            states.settle(task.client, task.since, task.round - 1 - options.every * options.keep)
+            return next(iter(runner.fit([task])))
+        except StorageError as error:  # the site's disk is not everybody's
+            return FitFailure(task.client, describe(error))

@@ -1,0 +1,223 @@
+"""Tasks, results and counts as groups of named tensors and notes of plain numbers: what any transport can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.evaluation import Counts
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.tensors import Record, Tensors
+
+Note = Mapping[str, Any]
+"""Names -> numbers, texts, or lists of one kind of them; no bool and no None, which not every transport knows."""
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What crosses the wire."""
+
+    tensors: Record = field(default_factory=dict)
+    notes: Mapping[str, Note] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a site says of itself: no image, no label of one, no true domain."""
+
+    site: int
+    """Its number, from 0."""
+    own: bool
+    """Whether its images are its own; else all sites have the same data set, and share its clients."""
+    clients: list[int]
+    """Its clients: their ids, or if its images are its own, numbers from 0."""
+    sizes: list[int]
+    """The number of training images of each."""
+    classes: list[str]
+    domains: list[str]
+    """Names of the groups that it tells accuracies of."""
+    fingerprint: str
+    version: str
+    """Of the packages that decide about bits."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a site has to agree with before it does anything."""
+
+    run: str
+    """Name of the run, by which it finds its clients' states."""
+    site: int
+    first: int
+    """Id of its first client."""
+    fingerprint: str
+    """Of the images that it had when the run began."""
+    settings: str
+    """The run's, as JSON."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a site is asked to do: fit some of its clients, and judge models on its held-out images."""
+
+    tasks: Sequence[FitTask] = ()
+    """Of one round, so that they share weights, buffers, broadcast and table."""
+    models: Mapping[str, Tensors] = field(default_factory=dict)
+    """Models to judge; one that is the tasks' own weights crosses once."""
+    buffers: Tensors = field(default_factory=dict)
+    """Of the models to judge."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a site answers."""
+
+    results: Sequence[FitResult | FitFailure] = ()
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    """For each model that was judged, the images of each domain that were right, and all."""
+    seconds: float = 0.0
+    """Time that judging took."""
+
+
+_NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in ("weights", "buffers", "server", "table")]
+
+
+def write_facts(facts: Facts) -> Letter:
+    """Put a site's facts into a letter."""
+    return Letter(notes={"facts": vars(facts) | {"own": int(facts.own)}})
+
+
+def read_facts(letter: Letter) -> Facts:
+    """Take a site's facts out of a letter; raise an `InputError` if it has none that can be."""
+    try:
+        note = letter.notes["facts"]
+        facts = Facts(
+            site=int(note["site"]),
+            own=bool(note["own"]),
+            clients=[int(client) for client in note["clients"]],
+            sizes=[int(size) for size in note["sizes"]],
+            classes=[str(name) for name in note["classes"]],
+            domains=[str(name) for name in note["domains"]],
+            fingerprint=str(note["fingerprint"]),
+            version=str(note["version"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"Expected a site to say who it is but it cannot be read: {error!r}.") from error
+    if not facts.clients or len(facts.clients) != len(facts.sizes) or min(facts.sizes) < 0:
+        raise InputError("Expected a site with clients and the number of images of each.")
+    return facts
+
+
+def write_orders(orders: Orders, letter: Letter) -> Letter:
+    """Add orders to a letter."""
+    return Letter(letter.tensors, {**letter.notes, "orders": vars(orders)})
+
+
+def read_orders(letter: Letter) -> Orders:
+    """Take orders out of a letter."""
+    note = letter.notes["orders"]
+    return Orders(
+        str(note["run"]), int(note["site"]), int(note["first"]), str(note["fingerprint"]), str(note["settings"])
+    )
+
+
+def write_request(request: Request) -> Letter:
+    """Put a request into a letter."""
+    tensors: Record = {}
+    notes: dict[str, Note] = {}
+    shared: Tensors = {}
+    if request.tasks:
+        first = request.tasks[0]
+        shared = first.weights
+        tensors |= {"weights": first.weights, "buffers": first.buffers}
+        tensors |= {f"server.{group}": named for group, named in first.server.items()}
+        if first.table is not None:
+            tensors["table"] = {"table": first.table}
+        for task in request.tasks:
+            values = {name: getattr(task, name) for name in _NUMBERS}
+            notes[f"task.{task.client}"] = values | {"every_epoch": int(task.every_epoch)}
+    for name, weights in request.models.items():
+        if weights is not shared:
+            tensors[f"model.{name}"] = weights
+    if request.models and not (request.tasks and request.buffers is request.tasks[0].buffers):
+        tensors["model_buffers"] = request.buffers
+    if request.models:
+        notes["models"] = {"names": list(request.models)}
+    notes["groups"] = {"names": list(tensors)}  # one without tensors may get lost on the way
+    return Letter(tensors, notes)
+
+
+def read_request(letter: Letter) -> Request:
+    """Take a request out of a letter."""
+    tensors = {name: letter.tensors.get(name, {}) for name in letter.notes["groups"]["names"]}
+    server = {name.removeprefix("server."): named for name, named in tensors.items() if name.startswith("server.")}
+    table = tensors["table"]["table"] if "table" in tensors else None
+    weights, buffers = tensors.get("weights", {}), tensors.get("buffers", {})
+    tasks = []
+    for name, note in letter.notes.items():
+        if name.startswith("task."):
+            values = {key: note[key] for key in _NUMBERS} | {"every_epoch": bool(note["every_epoch"])}
+            tasks.append(FitTask(**values, weights=weights, buffers=buffers, server=server, table=table))
+    names = letter.notes.get("models", {}).get("names", [])
+    models = {name: tensors.get(f"model.{name}", weights) for name in names}
+    return Request(tasks, models, tensors.get("model_buffers", buffers) if models else {})
+
+
+def write_answer(answer: Answer) -> Letter:
+    """Put an answer into a letter."""
+    tensors: Record = {}
+    notes: dict[str, Note] = {}
+    for result in answer.results:
+        if isinstance(result, FitFailure):
+            notes[f"failure.{result.client}"] = {"reason": result.reason}
+            continue
+        prefix = f"result.{result.client}"
+        tensors |= {f"{prefix}.weights": result.weights, f"{prefix}.buffers": result.buffers}
+        tensors |= {f"{prefix}.upload.{group}": named for group, named in result.upload.items()}
+        notes[prefix] = {
+            "num_examples": result.num_examples,
+            "num_steps": result.num_steps,
+            "weight": result.weight,
+            "keeps_state": int(result.keeps_state),
+            "upload": list(result.upload),
+        }
+        notes[f"{prefix}.metrics"] = dict(result.metrics)
+    for name, counts in answer.counts.items():
+        right, seen = zip(*counts.values(), strict=True)
+        notes[f"counts.{name}"] = {"domains": list(counts), "right": list(right), "seen": list(seen)}
+    notes["judged"] = {"seconds": answer.seconds}
+    return Letter(tensors, notes)
+
+
+def read_answer(letter: Letter, clients: Sequence[int]) -> Answer:
+    """Take the answer of some clients out of a letter; raise an `InputError` if it is not one."""
+    try:
+        results = [_read_result(letter, client) for client in clients]
+        counts = {}
+        for name, note in letter.notes.items():
+            if name.startswith("counts."):
+                numbers = zip(map(int, note["right"]), map(int, note["seen"]), strict=True)
+                counts[name.removeprefix("counts.")] = dict(zip(note["domains"], numbers, strict=True))
+        return Answer(results, counts, float(letter.notes["judged"]["seconds"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"Expected a site's answer but it cannot be read: {error!r}.") from error
+
+
+def _read_result(letter: Letter, client: int) -> FitResult | FitFailure:
+    prefix = f"result.{client}"
+    if f"failure.{client}" in letter.notes:
+        return FitFailure(client, str(letter.notes[f"failure.{client}"]["reason"]))
+    note = letter.notes[prefix]
+    return FitResult(
+        client=client,
+        num_examples=int(note["num_examples"]),
+        num_steps=int(note["num_steps"]),
+        weight=float(note["weight"]),
+        weights=letter.tensors.get(f"{prefix}.weights", {}),
+        buffers=letter.tensors.get(f"{prefix}.buffers", {}),
+        upload={group: letter.tensors.get(f"{prefix}.upload.{group}", {}) for group in note["upload"]},
+        metrics={name: float(value) for name, value in letter.notes.get(f"{prefix}.metrics", {}).items()},
+        keeps_state=bool(note["keeps_state"]),
+    )

@@ -1,0 +1,50 @@
+"""Local, pool, Ray and Flower: the same weights to the bit, for every optimizer and supervision."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+
+from flower_grid import run_on_grid, write_config
+from helpers import contents, experiment, same
+from jdfl_lightning import LocalBackend, PoolBackend, RayBackend, algorithms, fit
+
+pytestmark = [
+    pytest.mark.usefixtures("_imported_once"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # ray's own sockets and logs
+]
+ALGORITHMS = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON", "RobustFedAvg"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("supervision", ["base", "graded", "random"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_same_bits(algorithm: str, supervision: str) -> None:
+    rule = getattr(algorithms, algorithm)()
+    run = experiment(algorithm=rule, supervision=supervision, rounds=3, client_fraction=0.75)
+    fit(replace(run, run_dir="local", backend=LocalBackend()))
+    fit(replace(run, run_dir="pool", backend=PoolBackend(workers=2, threads=1)))
+    fit(replace(run, run_dir="ray", backend=RayBackend(actors=1)))
+    run_on_grid(write_config(run), {"run_dir": "flower"}, sites=2)
+    assert same("local", "pool")
+    assert same("local", "ray")
+    ours, theirs = contents("local"), contents("flower")
+    assert ours["rows"] == theirs["rows"]
+    for name in ("last.safetensors", "best.safetensors", *["discovery.safetensors"] * (supervision != "base")):
+        assert ours[name] == theirs[name]
+    for number in (2, 3):  # the server's state; who has the clients' is told below
+        assert ours[f"checkpoints/{number}.safetensors"][1] == theirs[f"checkpoints/{number}.safetensors"][1]
+    kept = {file.name: file.read_bytes() for file in Path("states").rglob("*.safetensors")}
+    for file in Path("local").glob("clients/*"):
+        assert kept[file.name] == file.read_bytes()

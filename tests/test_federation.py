@@ -1,0 +1,559 @@
+"""Sites that keep their images: what crosses, who may take part, what happens to those who are away."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Error, Message
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from flower_grid import FakeGrid, on_grid, over_the_wire, run_on_grid, serve, write_config
+from helpers import contents, experiment
+from jdfl_lightning import SCAFFOLD, Experiment, FedDyn, ImageFolderDomains, SiteFolders, fit
+from jdfl_lightning.checkpoint import ClientStates
+from jdfl_lightning.config import Checkpointing
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.evaluation import Evaluation, Scores
+from jdfl_lightning.federation import server
+from jdfl_lightning.federation.server import Federation, SitesBackend, SitesRunner
+from jdfl_lightning.federation.wire import (
+    Answer,
+    Facts,
+    Letter,
+    Request,
+    read_answer,
+    read_facts,
+    read_request,
+    write_answer,
+    write_facts,
+    write_request,
+)
+from jdfl_lightning.flower import arguments, from_records, make_client_app, to_records
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+
+RUN = {"run_dir": "flower"}
+
+
+# ------------------------------------------------------------------------------------------------------- the wire
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+TENSORS = st.dictionaries(
+    st.text(min_size=1, max_size=5),
+    st.builds(
+        lambda shape, dtype: torch.rand(shape).mul(9).to(dtype),
+        st.lists(st.integers(0, 3), max_size=3),
+        st.sampled_from(DTYPES),
+    ),
+    max_size=3,
+)
+RECORDS = st.dictionaries(st.sampled_from(["c", "h.x", "mean"]), TENSORS, max_size=2)
+
+
+def equal(ours: Any, theirs: Any) -> bool:
+    """Whether two messages are the same, to the bit and in the same order."""
+    if isinstance(ours, torch.Tensor):
+        return ours.dtype == theirs.dtype and ours.shape == theirs.shape and torch.equal(ours, theirs)
+    if isinstance(ours, Mapping):
+        return list(ours) == list(theirs) and all(equal(ours[name], theirs[name]) for name in ours)
+    if isinstance(ours, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+    if hasattr(ours, "__dataclass_fields__"):
+        return type(ours) is type(theirs) and equal(vars(ours), vars(theirs))
+    return bool(ours == theirs)
+
+
+def sent(letter: Letter) -> Letter:
+    """What the other end of Flower's wire reads."""
+    grid = FakeGrid(make_client_app("digits"), {}, {})  # gives messages a sender
+    assert not grid.present
+    return from_records(over_the_wire(Message(to_records(letter), 1, "train")).content)
+
+
+@given(weights=TENSORS, buffers=TENSORS, record=RECORDS, table=st.booleans(), since=st.integers(0, 9))
+def test_requests_cross_unchanged(weights: Any, buffers: Any, record: Any, table: bool, since: int) -> None:
+    task = FitTask(3, 2, 7, weights, buffers, record, 5, 1.25, -1, since, 1, True, torch.eye(2) if table else None)
+    other = replace(task, client=8, weight=1 / 3, since=0)
+    models = {"": weights, "mean": {"w": torch.ones(2)}}
+    for request in (
+        Request([task, other]),
+        Request([task], models, buffers),
+        Request((), models, {"b": torch.ones(1)}),
+    ):
+        back = read_request(sent(write_request(request)))
+        assert equal(back, replace(request, tasks=list(request.tasks)))
+        assert write_request(request).notes == write_request(back).notes
+
+
+def test_a_model_that_is_the_tasks_own_crosses_once() -> None:
+    weights, buffers = {"w": torch.ones(3)}, {"b": torch.ones(1)}
+    letter = write_request(Request([FitTask(0, 1, 0, weights, buffers)], {"": weights}, buffers))
+    assert set(letter.tensors) == {"weights", "buffers"}
+
+
+@given(weights=TENSORS, buffers=TENSORS, record=RECORDS, loss=st.floats(allow_nan=False))
+def test_answers_cross_unchanged(weights: Any, buffers: Any, record: Any, loss: float) -> None:
+    result = FitResult(4, 10, 3, 0.1, weights, buffers, record, {"train/loss": loss}, True)
+    answer = Answer(
+        [result, FitFailure(2, "no luck\n")], {"": {"ink": (3, 4), "photo": (0, 9)}, "mean": {"ink": (1, 1)}}, 0.5
+    )
+    assert equal(read_answer(sent(write_answer(answer)), [4, 2]), answer)
+
+
+def test_facts_cross_unchanged_and_hold_no_true_domain() -> None:
+    facts = Facts(1, False, [1, 3], [10, 12], ["a", "b"], ["x"], "ff", "1")
+    assert read_facts(sent(write_facts(facts))) == facts
+    assert {name for name in vars(facts) if "domain" in name} == {"domains"}  # the groups that accuracy is told of
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        Letter(),
+        Letter(notes={"facts": {"site": "x"}}),
+        write_facts(Facts(0, True, [], [], [], [], "", "")),
+        write_facts(Facts(0, True, [0, 1], [5], [], [], "", "")),
+    ],
+)
+def test_facts_that_cannot_be_used(letter: Letter) -> None:
+    with pytest.raises(InputError, match="Expected a site"):
+        read_facts(letter)
+
+
+def test_an_answer_that_is_none() -> None:
+    for letter in (Letter(), Letter(notes={"judged": {"seconds": 1.0}}), write_answer(Answer([]))):
+        with pytest.raises(InputError, match="site's answer"):
+            read_answer(letter, [0])
+
+
+def test_run_config_is_the_command_line() -> None:
+    given = {
+        "lr": 0.1,
+        "algorithm.weighting": "uniform",
+        "algorithm": "FedAvg",
+        "logger": True,
+        "run-dir": "",
+        "resume": "x",
+    }
+    assert arguments("c", given) == [
+        "--config=c",
+        "--algorithm=FedAvg",
+        "--algorithm.weighting=uniform",
+        "--logger=true",
+        "--lr=0.1",
+        "--resume=x",
+    ]
+    assert arguments("c", given, at_site=True) == [
+        "--config=c",
+        "--algorithm=FedAvg",
+        "--algorithm.weighting=uniform",
+        "--lr=0.1",
+    ]
+
+
+# -------------------------------------------------------------------------------------------------- sites' own folders
+
+
+def make_site(root: Path, clients: int, shade: int) -> Path:
+    """The folder of a site: 3 classes of 5 images; with several clients, a folder for each."""
+    rng = np.random.default_rng(shade)
+    for client in range(clients):
+        for label in range(3):
+            folder = (root / f"client{client}" if clients > 1 else root) / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(5):
+                pixels = rng.integers(0, 60, (8, 8, 3), dtype=np.uint8) + np.uint8(shade)
+                pixels[..., label] += 90
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> list[str]:
+    """Three sites: with two clients, one, and one."""
+    return [str(make_site(tmp_path / f"site{site}", clients, 40 * site)) for site, clients in enumerate((2, 1, 1))]
+
+
+def own_folders(roots: list[str] | None, **settings: Any) -> Experiment:
+    defaults = {"data": SiteFolders(roots, size=8, num_clients=4), "algorithm": SCAFFOLD(), "rounds": 3}
+    return experiment(**(defaults | settings))
+
+
+def own_grid(config: str, roots: list[str], run_config: Mapping[str, Any] = RUN) -> FakeGrid:
+    nodes = {
+        7 - site: {"partition-id": site, "data-root": root, "state-dir": str(Path(f"states{site}").absolute())}
+        for site, root in enumerate(roots)
+    }
+    return FakeGrid(make_client_app(config), nodes, run_config)
+
+
+@pytest.mark.parametrize("supervision", ["base", "graded", "random"])
+def test_a_federation_is_its_local_rehearsal(roots: list[str], supervision: str) -> None:
+    run = own_folders(roots, supervision=supervision, num_domains=2)
+    fit(replace(run, run_dir="local"))
+    config = write_config(own_folders(None, supervision=supervision, num_domains=2))
+    grid = own_grid(config, roots)
+    serve(config, grid, RUN)
+    ours, theirs = contents("local"), contents("flower")
+    assert ours["rows"] == theirs["rows"]
+    assert {"test/acc/site0", "test/acc/site1", "test/acc/site2"} < set(ours["rows"][0])
+    assert ours["last.safetensors"] == theirs["last.safetensors"]
+    for name, content in ours.items():
+        if name.startswith("clients/"):
+            site = 0 if name[8] in "01" else int(name[8]) - 1
+            (file,) = Path(f"states{site}").glob(f"*/site{site}/{name[8:]}")
+            assert file.read_bytes() == content
+    assert len(grid.pushed) == 3 * (1 + (supervision != "base") + 3 + 1)  # who, discovery, rounds, the last model
+
+
+def test_nobody_tells_the_server_true_domains(roots: list[str]) -> None:
+    """Neither names of folders nor anything of images is in what crosses; and no ARI comes of it."""
+    config = write_config(own_folders(None, num_domains=2))
+    grid = own_grid(config, roots)
+    replies: list[str] = []
+
+    def listen(message: Message, reply: Message) -> Message:
+        replies.append(str(reply.content))
+        return reply
+
+    grid.tamper = listen
+    serve(config, grid, RUN)
+    for text in [*replies, *(str(message.content) for message in grid.pushed)]:
+        assert not any(root in text for root in roots)
+        assert "client1" not in text
+    found = json.loads(Path("flower/discovery.json").read_text())
+    assert not {"ari", "nmi", "true_domains"} & set(found)
+    shared = run_on_grid(write_config(experiment(rounds=1)), {"run_dir": "shared"}, sites=2)
+    assert not any("ink" in str(message.content) for message in shared.pushed)
+
+
+def test_site_folders_that_cannot_be_used(roots: list[str], tmp_path: Path) -> None:
+    def load(given: list[str] | None = roots, **options: Any) -> SiteFolders:
+        data = SiteFolders(given, size=8, **({"num_clients": 4} | options))
+        data.deal(0)
+        return data
+
+    assert load().partition.client_domains == [0, 0, 1, 2]
+    assert load(classes=["class2", "class0", "class1"]).class_names == ("class2", "class0", "class1")
+    (tmp_path / "empty/class0").mkdir(parents=True)
+    for options, message in (
+        ({"given": None}, "Expected --data.roots"),
+        ({"num_clients": 3}, "--data.num_clients to be 4, the clients in --data.roots, but got 3"),
+        ({"given": [*roots[:2], str(tmp_path / "nowhere")]}, "folder of a site but found none at"),
+        ({"given": [*roots[:2], str(tmp_path / "empty")]}, "in .*empty but found no image there"),
+        ({"classes": ["class0"]}, "folders of --data.classes in"),
+        ({"test_fraction": 0.99}, "site0, client 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load(**options)
+    for file in Path(roots[1], "class1").iterdir():
+        file.unlink()
+    with pytest.raises(InputError, match=r"no image of class1: name them all in --data\.classes"):
+        load()
+    few = load(classes=["class0", "class1", "class2"])
+    assert len(few.partition.clients[2]) == 8
+
+
+# ---------------------------------------------------------------------------------------------------- coming and going
+
+
+class Away:
+    """Makes nodes unavailable in some rounds: their messages are answered by an error, under another's name."""
+
+    def __init__(self, grid: FakeGrid, rounds: Mapping[int, set[int]]) -> None:
+        self.grid, self.rounds = grid, rounds
+        grid.tamper = self
+
+    def __call__(self, message: Message, reply: Message) -> Message | None:
+        notes = from_records(message.content).notes
+        tasks = [note for name, note in notes.items() if name.startswith("task.")]
+        if tasks and message.metadata.dst_node_id in self.rounds.get(int(tasks[0]["round"]), set()):
+            error = Message(Error(5, "Node Unavailable"), reply_to=message)
+            error.metadata.__dict__["_src_node_id"] = 1
+            return error
+        return reply
+
+
+def test_a_site_whose_answers_are_lost_goes_back_to_the_state_that_counts() -> None:
+    """It trained and wrote a state that the server never saw: the run is that of a client that was away."""
+    run = experiment(algorithm=SCAFFOLD(), rounds=4, supervision="base")
+    config = write_config(run)
+    grid = on_grid(config, RUN, sites=4)
+    Away(grid, {2: {101}, 3: {101}})
+    serve(config, grid, RUN)
+    fit(replace(run, algorithm=Absent(1, (2, 3)), run_dir="local"))
+    ours, theirs = contents("local"), contents("flower")
+    assert ours["last.safetensors"] == theirs["last.safetensors"]
+    assert [(row["clients"], row["refused"]) for row in theirs["rows"]] == [
+        (r["clients"], r["refused"]) for r in ours["rows"]
+    ]
+    assert [row["refused"] for row in theirs["rows"]] == ["0.0", "1.0", "1.0", "0.0"]
+    names = [file.name for file in Path("states").rglob("1-*")]
+    assert sorted(names) == ["1-1.safetensors", "1-4.safetensors"]
+
+
+class Absent(SCAFFOLD):
+    """SCAFFOLD with a client that fails in some rounds."""
+
+    def __init__(self, client: int, rounds: tuple[int, ...]) -> None:
+        super().__init__()
+        self.client, self.rounds = client, rounds
+
+    def local(self, task: FitTask, state: Any) -> Any:
+        if task.client == self.client and task.round in self.rounds:
+            raise RuntimeError("away")
+        return super().local(task, state)
+
+
+def test_a_run_goes_on_where_it_was() -> None:
+    """A second `flwr run` continues from the server's checkpoint and the sites' states; also from an earlier one."""
+    settings = {"algorithm": FedDyn(), "checkpoint": Checkpointing(keep=2)}
+    config = write_config(experiment(rounds=4, **settings))
+    fit(experiment(rounds=4, run_dir="local", **settings))
+    run_on_grid(config, RUN | {"rounds": 3}, sites=2)
+    Path("flower/checkpoints/3.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="round 2 is whole"):
+        run_on_grid(config, {"resume": "flower", "rounds": 4}, sites=2)
+    run_on_grid(config, {"resume": "flower/checkpoints/2.safetensors", "rounds": 4}, sites=2)
+    assert contents("local")["rows"] == contents("flower")["rows"]
+    assert contents("local")["last.safetensors"] == contents("flower")["last.safetensors"]
+
+
+def test_a_site_that_has_lost_its_state_is_absent() -> None:
+    config = write_config(experiment(algorithm=SCAFFOLD(), rounds=2, supervision="base"))
+    grid = run_on_grid(config, RUN | {"rounds": 1}, sites=2)
+    for file in Path("states").rglob("1-*"):
+        file.unlink()
+    run_on_grid(config, {"resume": "flower"}, sites=2)
+    assert [row["refused"] for row in contents("flower")["rows"]] == ["0.0", "1.0"]
+    assert grid.present == {100, 101}
+
+
+def test_states_that_nobody_will_ask_for_go() -> None:
+    states = ClientStates(Path("states"))
+    for client in (1, 11):
+        for number in (1, 3, 4, 7, 9):
+            states.save(client, number, {"c": {"w": torch.ones(1)}})
+    states.settle(1, since=7, oldest=4)
+    assert sorted(file.name for file in Path("states").glob("1-*")) == [f"1-{n}.safetensors" for n in (3, 4, 7)]
+    states.settle(1, since=0, oldest=0)
+    assert not list(Path("states").glob("1-*"))
+    assert len(list(Path("states").glob("11-*"))) == 5
+
+
+def test_a_node_that_comes_back_under_another_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without authentication a restarted SuperNode is a new one; it says who it is and takes the old one's place."""
+    config = write_config(experiment(rounds=3, supervision="base"))
+    grid = on_grid(config, RUN, sites=2)
+
+    def restart(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id == 101 and any(n == "note.task.1" for n in message.content):
+            grid.present.discard(101)
+            grid.contexts[205] = grid.contexts[101]
+            grid.present.add(205)
+        return reply
+
+    grid.tamper = restart
+    serve(config, grid, RUN)
+    assert [row["clients"] for row in contents("flower")["rows"]] == ["4.0", "4.0", "4.0"]
+    assert {message.metadata.dst_node_id for message in grid.pushed} == {100, 101, 205}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"partition-id": -1}, "partition-id to be a number from 0 but got -1"),
+        ({"partition-id": 5}, "partition-id to be below num-partitions, 2, but got 5"),
+        ({"num-partitions": 1, "partition-id": 0}, "site 0 had other clients|it has clients that site 0 has too"),
+    ],
+)
+def test_a_site_that_cannot_take_part_is_told(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may come back with its node-config mended: the run begins then, and not before."""
+    monkeypatch.setattr(server, "_AGAIN", 0.2)
+    config = write_config(experiment(rounds=1, supervision="base"))
+    grid = on_grid(config, RUN, sites=2)
+    right = dict(grid.contexts[101].node_config)
+    grid.contexts[101].node_config.update(changes)
+    asked = []
+
+    def mend(request: Message, reply: Message) -> Message:
+        if request.metadata.dst_node_id == 101:
+            asked.append(time.monotonic())
+            grid.contexts[101].node_config.clear()
+            grid.contexts[101].node_config.update(right)
+        return reply
+
+    grid.tamper = mend
+    serve(config, grid, RUN)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "node 101 cannot take part" in said
+    assert re.search(message, said)
+    assert asked[1] - asked[0] >= 0.2
+
+
+def test_other_settings_at_a_site_are_refused() -> None:
+    config = write_config(experiment(rounds=1, supervision="base"))
+    Path("other.yaml").write_text(Path(config).read_text().replace("lr: 0.05", "lr: 0.07"))
+    grid = on_grid("other.yaml", RUN, sites=1)
+    with pytest.raises(InputError, match=r"--lr to be 0.05 as in the server's run but got 0.07"):
+        serve(config, grid, RUN)
+
+
+def test_other_images_at_a_site_are_refused(roots: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that restarts with another folder is not the one that began."""
+    config = write_config(own_folders(None, supervision="base", rounds=2))
+    grid = own_grid(config, roots)
+
+    def swap(message: Message, reply: Message) -> Message:
+        if any(name.startswith("note.task.2") for name in message.content):
+            grid.contexts[6].node_config["data-root"] = roots[2]
+        return reply
+
+    grid.tamper = swap
+    serve(config, grid, RUN)
+    assert [row["clients"] for row in contents("flower")["rows"]] == ["4.0", "3.0"]
+
+
+def test_more_clients_than_expected(roots: list[str]) -> None:
+    config = write_config(own_folders(None, data=SiteFolders(None, size=8, num_clients=3), num_domains=2))
+    with pytest.raises(InputError, match=r"--data\.num_clients to be 4, the clients of all sites, but got 3"):
+        serve(config, own_grid(config, roots), RUN)
+    assert not Path("flower").exists()
+
+
+class Silent(server.Mail):
+    """Sites that are there and answer when they are told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Letter]] = []
+        self.answers: dict[str, Letter | str] = {}
+        self.present = {0, 1}
+
+    def nodes(self) -> set[int]:
+        return self.present
+
+    def send(self, letters: Mapping[int, Letter], question: bool, seconds: float) -> dict[int, str]:
+        ids = {}
+        for node, letter in letters.items():
+            ids[node] = str(len(self.sent))
+            self.sent.append((node, letter))
+            if question:
+                facts = Facts(node, True, [0], [5], ["a"], [f"site{node}"], "ff", "1")
+                self.answers[ids[node]] = write_facts(facts)
+        return ids
+
+    def receive(self, ids: Any) -> dict[str, Letter | str]:
+        return {letter: self.answers.pop(letter) for letter in ids if letter in self.answers}
+
+
+def make_runner(mail: Silent, **settings: Any) -> tuple[SitesRunner, list[str]]:
+    said: list[str] = []
+    federation = Federation(mail, SitesBackend(timeout=0.2, poll=0.01), said.append)
+    federation.gather(2)
+    return SitesRunner(experiment(**settings), federation, "0" * 32), said
+
+
+def test_a_site_that_is_late_is_absent_and_left_alone_until_it_answers() -> None:
+    mail = Silent()
+    runner, _ = make_runner(mail)
+    tasks = [FitTask(client, 1, 0, {}) for client in range(2)]
+    mail.answers["2"] = write_answer(Answer([FitResult(0, 1, 1)]))
+    good, late = runner.fit(tasks)
+    assert isinstance(good, FitResult)
+    assert late == FitFailure(1, "its site did not answer within 0.2 s")
+    mail.answers["4"] = write_answer(Answer([FitResult(0, 1, 1)]))
+    assert list(runner.fit(tasks))[1] == FitFailure(1, "its site, 1, is not there or still at an earlier task")
+    assert [node for node, _ in mail.sent] == [0, 1, 0, 1, 0]
+    mail.answers |= {"3": write_answer(Answer([FitResult(1, 9, 9)]))}  # that of the round before: nobody wants it
+    mail.answers |= {"5": write_answer(Answer([FitResult(0, 1, 1)])), "6": write_answer(Answer([FitResult(1, 2, 2)]))}
+    assert [result.num_examples for result in runner.fit(tasks) if isinstance(result, FitResult)] == [1, 2]
+
+
+def test_a_round_waits_for_sites_to_come_back() -> None:
+    mail = Silent()
+    runner, said = make_runner(mail)
+    mail.present = set()
+    gone = list(runner.fit([FitTask(0, 1, 0, {})]))
+    assert isinstance(gone[0], FitFailure)
+    assert said[-1] == "waiting for sites to come back: too few of this round's are there"
+    assert len(mail.sent) == 2
+
+
+def test_models_are_judged_with_the_next_rounds_tasks() -> None:
+    mail = Silent()
+    runner, said = make_runner(mail)
+    told: list[Evaluation] = []
+    weights: dict[str, torch.Tensor] = {"w": torch.ones(1)}
+    runner.evaluate({"": weights}, {}, told.append)
+    assert len(mail.sent) == 2
+    mail.answers["2"] = write_answer(Answer([FitResult(0, 1, 1)], {"": {"site0": (3, 4)}}, 0.5))
+    mail.answers["3"] = write_answer(Answer([], {"": {"site1": (1, 4)}}, 0.7))
+    assert len(list(runner.fit([FitTask(0, 2, 0, weights)]))) == 1
+    assert not told
+    runner._experiment.data.domain_names = ("site0", "site1")
+    runner.finish()
+    assert told == [Evaluation({"": Scores(0.5, {"site0": 0.75, "site1": 0.25})}, 0.7)]
+    # nobody takes them along: they are sent alone, and a site that does not answer has no say
+    runner.evaluate({"": weights}, {}, told.append)
+    mail.answers["5"] = write_answer(Answer([], {"": {"site1": (2, 4)}}, 0.1))
+    runner.finish()
+    assert told[1].scores[""].overall == 0.5
+    assert told[1].scores[""].worst == 0.5
+    assert np.isnan(told[1].scores[""].domains["site0"])
+    assert "site 0 did not judge the model: its site did not answer within 0.2 s" in said
+
+
+def test_an_exception_at_a_site_is_told_in_words() -> None:
+    config = write_config(experiment(rounds=1, supervision="base", lr=1e30))
+    with pytest.raises(InputError, match=r"3 attempts were void.*lower --lr"):
+        run_on_grid(config, RUN, sites=1)
+
+
+def test_a_server_that_names_its_run_strangely() -> None:
+    config = write_config(experiment(rounds=1, supervision="base"))
+    Path("run").mkdir()
+    grid = on_grid(config, {}, sites=1)
+    app = make_client_app(config)
+    letter = write_request(Request())
+    orders = {"run": "../../etc", "site": 0, "first": 0, "fingerprint": "x", "settings": "{}"}
+    message = Message(to_records(Letter({}, {**letter.notes, "orders": orders})), 100, "train")
+    message.metadata.__dict__["_message_id"] = "1"
+    answer = from_records(app(message, grid.contexts[100]).content)
+    assert "32 hexadecimal digits" in answer.notes["error"]["reason"]
+
+
+def test_only_a_server_can_use_sites() -> None:
+    with pytest.raises(InputError, match=r"docs/flower\.md"):
+        fit(experiment(supervision="base", backend=SitesBackend(), run_dir="run"))
+    assert not Path("run").exists()
+    for option in ("timeout", "poll"):
+        with pytest.raises(InputError, match=f"--backend.{option}"):
+            SitesBackend(**{option: 0.0})
+
+
+def test_a_copy_of_a_data_set_at_every_site(image_tree: Path) -> None:
+    """Each site says where its copy is; the digits, which are no folder, take no notice."""
+    run = experiment(data=ImageFolderDomains(str(image_tree), size=8, num_clients=4), supervision="base")
+    fit(replace(run, run_dir="local"))
+    config = write_config(replace(run, data=ImageFolderDomains("nowhere", size=8, num_clients=4)))
+    grid = on_grid(config, RUN, sites=2)
+    for context in grid.contexts.values():
+        context.node_config["data-root"] = str(image_tree)
+    serve(config, grid, RUN)
+    assert contents("local")["rows"] == contents("flower")["rows"]
+    config = write_config(experiment(rounds=1, supervision="base"))
+    grid = on_grid(config, {"run_dir": "digits"}, sites=1)
+    grid.contexts[100].node_config["data-root"] = "nowhere"
+    serve(config, grid, {"run_dir": "digits"})

@@ -1,0 +1,190 @@
+"""Ray: actors of a cluster, their ends, and states that travel where no disk is shared."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from helpers import Lines, Mortal, experiment, same
+from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, RayBackend, fit
+from jdfl_lightning.checkpoint import ClientStates
+from jdfl_lightning.client import Site
+from jdfl_lightning.errors import InputError, StorageError
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.tensors import Tensors
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # ray's own sockets and logs
+
+
+@pytest.fixture(scope="class")
+def _ray() -> Iterator[None]:
+    """One Ray for all tests that need no particular one; a backend uses the one that is there."""
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def _no_shared_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors find no file beside the clients' states."""
+    monkeypatch.setattr("jdfl_lightning.backends.ray._Cluster.start", start_elsewhere)
+
+
+def start_elsewhere(cluster: Any) -> tuple[Any, Any]:
+    actor = cluster._class.remote()
+    actor.enter.remote(sys.path)
+    *settings, folder, _, secret = cluster._settings
+    return actor, actor.prepare.remote(*settings, folder / "elsewhere", folder / "nothing here", secret)
+
+
+class Slow(FedAvg):
+    """FedAvg whose clients wait, so that something can happen to them."""
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> Any:
+        time.sleep(0.5)
+        return super().local(task, state)
+
+
+class Choosy(FedAvg):
+    """FedAvg that fails at client 1."""
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> Any:
+        if task.client == 1:
+            raise KeyError("no such luck")
+        return super().local(task, state)
+
+
+@pytest.mark.usefixtures("_ray")
+class TestOnOneCluster:
+    @pytest.mark.usefixtures("_no_shared_disk")
+    def test_states_are_carried_where_no_disk_is_shared(self) -> None:
+        fit(experiment(algorithm=SCAFFOLD(), rounds=3, run_dir="local"))
+        fit(experiment(algorithm=SCAFFOLD(), rounds=2, run_dir="ray", backend=RayBackend()))
+        assert not Path("ray/clients/elsewhere").exists()
+        assert len(list(Path("ray/clients").iterdir())) >= 4
+        fit(experiment(algorithm=SCAFFOLD(), rounds=3, resume="ray", backend=RayBackend()))
+        assert same("local", "ray")
+        assert not list(Path("ray").glob(".*"))
+
+    def test_an_actor_killed_in_a_round(self) -> None:
+        fit(experiment(supervision="base", run_dir="local"))
+        Path("life").touch()
+        fit(experiment(algorithm=Mortal(str(Path.cwd())), supervision="base", backend=RayBackend(), run_dir="ray"))
+        assert not Path("life").exists()
+        assert same("local", "ray")
+
+    def test_a_client_that_actors_die_of_twice_is_absent(self) -> None:
+        for life in ("life1", "life2", "life3"):
+            Path(life).touch()
+        lines = Lines()
+        rule = Mortal(str(Path.cwd()))
+        run = fit(experiment(algorithm=rule, supervision="base", backend=RayBackend(actors=1), run_dir="ray"), lines)
+        assert [file.name for file in Path.cwd().glob("life*")] == ["life3"]
+        assert [(row["clients"], row["refused"]) for row in run.rows] == [(3, 1), (4, 0)]
+
+    def test_failures_are_told(self) -> None:
+        run = experiment(supervision="base", algorithm=Choosy())
+        weights, buffers = Site(run).initial(1)
+        states = ClientStates(Path("run/clients"))
+        with RayBackend(actors=1).open(run, states) as runner:
+            good, bad = runner.fit([FitTask(client, 1, 0, weights, buffers) for client in range(2)])
+            assert isinstance(good, FitResult)
+            assert isinstance(bad, FitFailure)
+            assert "KeyError: 'no such luck'" in bad.reason
+            assert list(runner.fit([])) == []
+        Path("run/clients").touch()
+        scaffold = experiment(supervision="base", algorithm=SCAFFOLD())
+        task = FitTask(0, 1, 0, weights, buffers, scaffold.algorithm.init_server(weights))
+        with RayBackend(actors=1).open(scaffold, states) as runner, pytest.raises(StorageError, match="run/clients"):
+            list(runner.fit([task]))
+
+    def test_what_a_cluster_has_no_room_for(self) -> None:
+        for backend, message in (
+            (RayBackend(cpus=3), "--backend.cpus to be at most the cluster's 2 but got 3"),
+            (RayBackend(gpus=0.5), "--backend.gpus to be at most the cluster's 0 but got 0.5"),
+        ):
+            with pytest.raises(InputError, match=message):
+                fit(experiment(supervision="base", backend=backend))
+            assert not Path("runs").exists()
+
+    def test_an_actor_that_cannot_be_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Something that this process has and an actor has not."""
+        monkeypatch.setattr("jdfl_lightning.backends.ray.Clients.enter", lambda self, path: None)
+        with pytest.raises(InputError, match=r"worker to start but: .*helpers"):
+            fit(experiment(supervision="base", backend=RayBackend()))
+
+
+def test_a_lost_node_is_not_the_end() -> None:
+    """A head without CPUs and two nodes with one each; one of them is taken away while clients train on both."""
+    assert not ray.is_initialized()
+    fit(experiment(supervision="base", run_dir="local", rounds=3))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        first, _ = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        backend = RayBackend(address=cluster.address)
+
+        def lose() -> None:
+            while not Path("ray/checkpoints/1.safetensors").exists():
+                time.sleep(0.05)
+            cluster.remove_node(first, allow_graceful=False)
+
+        thread = threading.Thread(target=lose)
+        thread.start()
+        run = fit(experiment(algorithm=Slow(), supervision="base", run_dir="ray", backend=backend, rounds=3))
+        thread.join()
+        assert [row["clients"] for row in run.rows] == [4, 4, 4]
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert same("local", "ray")
+
+
+def test_from_the_command_line_with_no_cluster(tmp_path: Path) -> None:
+    """Ray is started for the run and ends with it; nothing of it is on the screen."""
+    arguments = ["--data.size=8", "--rounds=1", "--epochs=1", "--supervision=base", "--run_dir=run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "jdfl_lightning.cli", "fit", *arguments, "--backend=RayBackend", "--backend.actors=1"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"RAY_TMPDIR": "/tmp"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ray" not in done.stderr.lower()
+    assert (tmp_path / "work/run/best.safetensors").exists()
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    assert not ray.is_initialized()
+    with pytest.raises(InputError, match=r"--backend\.address to be that of a Ray cluster but got auto"):
+        fit(experiment(supervision="base", backend=RayBackend(address="auto")))
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"pip install 'jdfl-lightning\[ray\]'"):
+        fit(experiment(supervision="base", backend=RayBackend()))
+
+
+@pytest.mark.parametrize(("option", "value"), [("actors", 0), ("cpus", 0), ("gpus", -1.0)])
+def test_bad_options(option: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"--backend.{option}"):
+        RayBackend(**{option: value})  # type: ignore[arg-type]
+
+
+def test_local_is_the_measure() -> None:
+    """The comparisons above would notice a difference."""
+    for name, seed in (("a", 0), ("b", 1)):
+        fit(experiment(supervision="base", run_dir=name, seed_everything=seed, backend=LocalBackend()))
+    assert not same("a", "b")
