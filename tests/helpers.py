@@ -131,6 +131,11 @@ def batch_norm_net(size: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
 
 
+def dropout_net(size: int) -> nn.Module:
+    """A backbone that draws at random while it trains."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5))
+
+
 def frozen_net(size: int) -> nn.Module:
     """A backbone whose convolution is not trained."""
     backbone = tiny_net(size)

@@ -59,6 +59,7 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--tau", "0"], "--tau"),
         (["--phi", "1.01"], "--phi"),
         (["--phi", "-0.5"], "--phi"),
+        (["--score", "mean"], "--score"),
         (["--lr", "-1"], "--lr"),
         (["--epochs", "0"], "--epochs"),
         (["--client_fraction", "0"], "--client_fraction"),
@@ -113,6 +114,7 @@ def test_a_missing_class_and_a_broken_image(image_tree: Path, capsys: pytest.Cap
         (["test", "--run", "nowhere"], "nowhere"),
         (["predict", "--run", "nowhere", "x.png"], "nowhere"),
         (["predict", "--run", "nowhere"], "IMAGES"),
+        (["predict", "--run", "nowhere", "--score", "mean", "x.png"], "--score"),
     ],
 )
 def test_bad_input_to_other_commands(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

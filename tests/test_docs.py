@@ -1,12 +1,15 @@
-"""Every Python block of the README runs."""
+"""Every Python block of the README runs, and those of the page on the joint head."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.cli import LightningCLI
 
+from jdfl_lightning import JointModule
 from jdfl_lightning.cli import main
 from jdfl_lightning.run_folder import read_run
 
@@ -17,6 +20,22 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), fl
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_readme_block(block: str) -> None:
     exec(compile(block, "README.md", "exec"), {})
+
+
+def test_blocks_on_the_joint_head_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "joint_head.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(block, "joint_head.md", "exec"), names)
+    assert "E 5 5" in capsys.readouterr().out  # progress=print
+    (settings,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    Path("module.yaml").write_text(settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a command line that is none
+        parsed = LightningCLI(JointModule, args=["--config", "module.yaml"], run=False)
+    assert parsed.model.head.weight.shape == (28, 512)
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert (ROOT / "docs" / target).exists(), target
 
 
 def test_readme_has_blocks_and_its_links_exist() -> None:

@@ -135,6 +135,38 @@ def test_test_command_gives_the_same_accuracies(capsys: pytest.CaptureFixture[st
     assert "last" in capsys.readouterr().err
 
 
+def test_the_score_alters_the_evaluation_alone(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One training, judged by max and by sum; `test` and `predict` take either, whatever the run's is."""
+    largest = fit(experiment(run_dir="max", supervision="hard", lr=0.2))
+    summed = fit(experiment(run_dir="sum", supervision="hard", lr=0.2, score="sum"))
+    assert [row["train/loss"] for row in summed.rows] == [row["train/loss"] for row in largest.rows]
+    weights = {score: load_model(Path(score), "last").weights for score in ("max", "sum")}
+    assert all(torch.equal(weights["max"][name], weights["sum"][name]) for name in weights["max"])
+    assert summed.last["test/acc"] != largest.last["test/acc"]
+
+    capsys.readouterr()
+    for run in ("max", "sum"):
+        for score, told in (("max", largest), ("sum", summed)):
+            assert main(["test", "--run", run, "--score", score]) == 0
+            assert f"{100 * told.last['test/acc']:.2f}" in capsys.readouterr().out
+        assert main(["test", "--run", run]) == 0  # the run's own score
+        capsys.readouterr()
+
+    for own, other in (("max", "sum"), ("sum", "max")):
+        command = ["predict", "--weights", "last", str(image_tree), "--output"]
+        assert main([*command, f"{own}.csv", "--run", own]) == 0
+        assert main([*command, f"{own} of {other}.csv", "--run", other, "--score", own]) == 0
+        assert Path(f"{own}.csv").read_text() == Path(f"{own} of {other}.csv").read_text()
+    assert load_model(Path("sum"), "best").score == "sum"
+    with pytest.raises(InputError, match="--score to be 'max'"):  # else its best round would be judged by two scores
+        fit(experiment(resume="max", supervision="hard", lr=0.2, rounds=3, score="sum"))
+
+
+def test_one_domain_has_one_score() -> None:
+    runs = [fit(experiment(run_dir=score, supervision="base", score=score)) for score in ("max", "sum")]
+    assert [row["test/acc"] for row in runs[0].rows] == [row["test/acc"] for row in runs[1].rows]
+
+
 def test_test_command_notices_other_data(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = ImageFolderDomains(root=str(image_tree), size=8, num_clients=2)
     fit(experiment(data=data, run_dir="run", rounds=1, num_domains=2))

@@ -77,6 +77,26 @@ def test_class_probabilities_sum_joint_ones(m: int, c: int, seed: int) -> None:
     torch.testing.assert_close(class_probabilities(logits, c), expected)
 
 
+def test_max_and_sum_by_hand() -> None:
+    """e^2 = 7.3891 for class 0 and 3 e^1.5 = 13.4451 for class 1: 13.4451 / 20.8342 = 0.6453 of the probability."""
+    logits = torch.tensor([2.0, 1.5, -9.0, 1.5, -9.0, 1.5])
+    assert predict_class(logits, 2) == 0
+    assert predict_class(logits, 2, "sum") == 1
+    torch.testing.assert_close(class_probabilities(logits, 2), torch.tensor([0.3547, 0.6453]), atol=1e-4, rtol=0)
+
+
+@given(m=SIZES, c=st.integers(2, 6), seed=SEEDS, scale=st.floats(0.1, 20))
+def test_max_and_sum_differ_within_log_m_alone(m: int, c: int, seed: int, scale: float) -> None:
+    """max <= logsumexp <= max + ln M, so that a lead of more than ln M by max is a lead by sum."""
+    logits = scale * torch.randn(20, m * c, generator=generator(seed), dtype=torch.float64)
+    largest, summed = class_scores(logits, c), class_scores(logits, c, "sum")
+    assert (summed >= largest - 1e-9).all()
+    assert (summed <= largest + math.log(m) + 1e-9).all()
+    first, second = largest.topk(2).values.unbind(1)
+    clear = first - second > math.log(m) + 1e-9
+    assert torch.equal(predict_class(logits, c)[clear], predict_class(logits, c, "sum")[clear])
+
+
 @given(m=SIZES, c=SIZES, seed=SEEDS, bias=st.booleans())
 def test_tiled_head_predicts_like_the_old_one(m: int, c: int, seed: int, bias: bool) -> None:
     torch.manual_seed(seed)
@@ -95,7 +115,7 @@ def test_fresh_head_is_new() -> None:
 
 
 def test_head_survives_copying_and_a_state_dict_round_trip() -> None:
-    head, x = JointHead(4, 3, 2, score="logsumexp"), torch.randn(2, 4)
+    head, x = JointHead(4, 3, 2, score="sum"), torch.randn(2, 4)
     twin = JointHead(4, 3, 2)
     twin.load_state_dict(head.state_dict())
     for other in (copy.deepcopy(head), pickle.loads(pickle.dumps(head)), twin):
@@ -332,7 +352,7 @@ def test_metrics_are_not_merged_in_a_collection() -> None:
     metrics = MetricCollection(
         {
             "joint": JointAccuracy(2),
-            "summed": JointAccuracy(2, score="logsumexp"),
+            "summed": JointAccuracy(2, score="sum"),
             "plain": MulticlassAccuracy(4, average="micro"),
             "wide": JointAccuracy(4),
         }

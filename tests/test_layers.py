@@ -19,7 +19,7 @@ LAYERS = [
     ["clustering"],
     ["data", "module"],
     ["checkpoint", "client", "privacy", "run_folder"],
-    ["evaluation", "findings"],
+    ["evaluation", "findings", "groups"],
     ["backends", "loggers"],
     ["config"],
     ["report"],
@@ -80,13 +80,36 @@ def test_joint_needs_torch_and_torchmetrics_alone() -> None:
         assert outside <= {"torch", "torchmetrics", "jdfl_lightning"}
 
 
-def test_importing_the_head_loads_nothing_else() -> None:
+JOINT = (
+    "JointHead, JointAccuracy, DomainAccuracy, SoftTargetKLLoss, GradedTargets, RandomTargets, HardTargets, "
+    "ClassScores, class_probabilities, predict_class, replace_head, PaperCNN"
+)
+HEAVY = {"lightning", "sklearn", "wandb", "jsonargparse", "flwr", "ray", "timm", "pandas", "safetensors"}
+
+
+def loaded_by(names: str) -> tuple[set[str], float]:
+    """What an import loads beyond torch and torchmetrics, and the seconds that it takes, in a new process."""
     code = (
-        "import sys; from jdfl_lightning import JointHead, JointAccuracy, SoftTargetKLLoss, GradedTargets;"
-        "print([name for name in ('lightning', 'sklearn', 'wandb', 'jsonargparse') if name in sys.modules])"
+        "import sys, time, torch, torchmetrics; before, start = set(sys.modules), time.perf_counter();"
+        f"from jdfl_lightning import {names}; print(time.perf_counter() - start);"
+        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    seconds, loaded = done.stdout.splitlines()
+    return set(loaded.split()) - set(sys.stdlib_module_names), float(seconds)
+
+
+def test_importing_the_head_loads_nothing_else() -> None:
+    """It takes some 10 ms; a second leaves room for a machine that is busy."""
+    loaded, seconds = loaded_by(JOINT)
+    assert loaded == {"jdfl_lightning"}
+    assert seconds < 1
+
+
+def test_importing_the_module_loads_lightning_and_no_more() -> None:
+    """Lightning brings what it needs itself; none of it is what this package has for federations and command lines."""
+    loaded, _ = loaded_by("JointModule")
+    assert loaded & HEAVY == {"lightning"}
 
 
 def test_every_export_exists() -> None:

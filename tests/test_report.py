@@ -243,6 +243,21 @@ def test_settings_are_not_averaged_together() -> None:
     assert difference.mean == pytest.approx(0.2)  # to the baseline with its own learning rate
 
 
+def test_scores_are_rows_of_their_own_and_share_a_baseline() -> None:
+    """With one domain max and sum are the same, so that `base` of either is the baseline of both."""
+    write_run(RUNS / "base", short("FedAvg", "base", score="max"), [0.5] * 3)
+    for score, best in (("max", 0.6), ("sum", 0.7)):
+        write_run(RUNS / score, short("FedAvg", "random", score=score), [best] * 3)
+    found = {r.settings: r for r in only_section().rows if r.supervision == "random"}
+    assert set(found) == {"score max", "score sum"}
+    for name, mean in (("score max", 0.1), ("score sum", 0.2)):
+        difference = found[name].difference
+        assert difference is not None
+        assert difference.mean == pytest.approx(mean)
+    assert "score sum (not in the paper)" in found["score sum"].differs
+    assert "score" not in found["score max"].differs
+
+
 def test_data_sets_and_settings_are_sections() -> None:
     write_run(RUNS / "a", short(), [0.5] * 3)
     write_run(RUNS / "b", short(epochs=1, client_fraction=1.0), [0.5] * 3)

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
         SiteFolders,
     )
     from jdfl_lightning.experiment import fit
+    from jdfl_lightning.groups import GroupDomains, discover_domains
     from jdfl_lightning.joint import (
+        ClassScores,
         DomainAccuracy,
         GradedTargets,
         HardTargets,
@@ -40,8 +42,11 @@ if TYPE_CHECKING:
         RandomTargets,
         SoftTargetKLLoss,
         TargetRule,
+        class_probabilities,
+        class_scores,
+        predict_class,
     )
-    from jdfl_lightning.models import PaperCNN
+    from jdfl_lightning.models import PaperCNN, replace_head
     from jdfl_lightning.module import JointModule
     from jdfl_lightning.trainer import TrainerOptions
 
@@ -62,7 +67,9 @@ _HOMES = {
     "config": ("Clustering", "Experiment"),
     "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech", "SiteFolders"),
     "experiment": ("fit",),
+    "groups": ("GroupDomains", "discover_domains"),
     "joint": (
+        "ClassScores",
         "DomainAccuracy",
         "GradedTargets",
         "HardTargets",
@@ -72,8 +79,11 @@ _HOMES = {
         "RandomTargets",
         "SoftTargetKLLoss",
         "TargetRule",
+        "class_probabilities",
+        "class_scores",
+        "predict_class",
     ),
-    "models": ("PaperCNN",),
+    "models": ("PaperCNN", "replace_head"),
     "module": ("JointModule",),
     "trainer": ("TrainerOptions",),
 }
@@ -84,6 +94,7 @@ __all__ = [
     "PACS",
     "SCAFFOLD",
     "Algorithm",
+    "ClassScores",
     "Clustering",
     "DigitsDomains",
     "DomainAccuracy",
@@ -95,6 +106,7 @@ __all__ = [
     "FedProc",
     "FedProx",
     "GradedTargets",
+    "GroupDomains",
     "HardTargets",
     "ImageFolderDomains",
     "JointAccuracy",
@@ -113,7 +125,12 @@ __all__ = [
     "SoftTargetKLLoss",
     "TargetRule",
     "TrainerOptions",
+    "class_probabilities",
+    "class_scores",
+    "discover_domains",
     "fit",
+    "predict_class",
+    "replace_head",
 ]
 
 

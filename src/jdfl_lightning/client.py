@@ -1,9 +1,11 @@
-"""fit_client: one client's local training, the one function that every backend calls."""
+"""fit_client: one client's local training, the one function that every backend calls; train, what it shares."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as pl
 import torch
 
 from jdfl_lightning.algorithms import LocalUpdate
@@ -15,7 +17,7 @@ from jdfl_lightning.models import build_backbone, num_features, select_parameter
 from jdfl_lightning.module import JointModule
 from jdfl_lightning.seeding import isolated_randomness, torch_generator
 from jdfl_lightning.tensors import Record, Tensors, norm, snapshot
-from jdfl_lightning.trainer import quiet, silent_trainer
+from jdfl_lightning.trainer import TrainerOptions, quiet, silent_trainer
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
@@ -42,6 +44,7 @@ class Site:
                 lr=experiment.lr,
                 momentum=experiment.momentum,
                 weight_decay=experiment.weight_decay,
+                score=experiment.score,
             )
         self._module.to(memory_format=torch.channels_last)
         self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
@@ -56,7 +59,8 @@ class Site:
 
     def _new_head(self, num_domains: int) -> JointHead:
         with isolated_randomness(self.experiment.seed_everything, "head", num_domains):
-            return JointHead(self._module.head.in_features, self._module.head.num_classes, num_domains)
+            head = self._module.head
+            return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
 
     def module(self, weights: Tensors, buffers: Tensors, targets: TargetRule | None = None) -> JointModule:
         """Return the module with these weights; its head takes their shape."""
@@ -81,6 +85,30 @@ def _targets(task: FitTask, draw: bool) -> TargetRule | None:
     return TargetRule(task.table, draw)
 
 
+def train(
+    module: pl.LightningModule, loader: Iterable[Any], update: LocalUpdate, epochs: int, options: TrainerOptions
+) -> Tensors:
+    """Train a module from where it is, silently; what is random in it is a function of the update's task.
+
+    Args:
+        module: any LightningModule.
+        loader: its training batches.
+        update: watches over the fit.
+        epochs: passes through the loader.
+        options: of the Trainer.
+
+    Returns:
+        A copy of the trainable parameters as they are then.
+    """
+    with quiet(), isolated_randomness(update.task.seed, "fit", *update.task.where):
+        trainer = silent_trainer(options, epochs, [update])
+        trainer.fit(module, loader)
+    # a Trainer is a knot of references that only the garbage collector unties, some time: let go of what is large in it
+    for optimizer in trainer.optimizers:
+        optimizer.state.clear()
+    return snapshot({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
+
+
 def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Record]:
     """Train one client from the server's weights.
 
@@ -92,7 +120,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     Returns:
         The client's answer and its new state; everything random in it is a function of (seed, round, client).
     """
-    experiment, where = site.experiment, (task.round, task.client, *[task.attempt] * (task.attempt > 0))
+    experiment = site.experiment
     discovering = task.round == DISCOVERY
     number = task.client - site.first  # among those that are here
     if len(site.data.partition.clients[number]) == 0:
@@ -113,14 +141,12 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     else:
         update = experiment.algorithm.local(task, state)
         epochs, batch_size = experiment.epochs, experiment.batch_size
-    shuffle = torch_generator(task.seed, "shuffle", *where)
+    shuffle = torch_generator(task.seed, "shuffle", *task.where)
     loader = site.data.client_loader(number, max(task.domain, 0), batch_size, shuffle)
-    module.generator = torch_generator(task.seed, "targets", *where)
+    module.generator = torch_generator(task.seed, "targets", *task.where)
     module.loss_term = update.loss
     try:
-        with quiet(), isolated_randomness(task.seed, "fit", *where):
-            trainer = silent_trainer(experiment.trainer, epochs, [update])
-            trainer.fit(module, loader)
+        weights = train(module, loader, update, epochs, experiment.trainer)
     finally:
         module.generator = module.loss_term = None
     if update.num_steps == 0:
@@ -128,7 +154,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
             f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
             "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
         )
-    weights, buffers = snapshot(module.trainable()), snapshot(module.statistics())
+    buffers = snapshot(module.statistics())
     upload, state = update.report(weights)
     norms = {f"norm/client/{group}": norm(tensors) for group, tensors in state.items()}
     result = FitResult(
@@ -142,8 +168,5 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
         metrics={"train/loss": update.mean_loss} | norms,
         keeps_state=bool(state),
     )
-    # a Trainer is a knot of references that only the garbage collector unties, some time: let go of what is large in it
-    vars(update).clear()
-    for optimizer in trainer.optimizers:
-        optimizer.state.clear()
+    vars(update).clear()  # the Trainer still refers to it
     return result, state

@@ -20,6 +20,7 @@ from jdfl_lightning.checkpoint import write_whole
 from jdfl_lightning.clustering import Criterion
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.joint import Score
 from jdfl_lightning.loggers import WandbRounds
 from jdfl_lightning.models import LAYER_SUBSETS
 from jdfl_lightning.privacy import Privacy
@@ -105,6 +106,9 @@ class Experiment:
     """Temperature of graded targets over the similarities of pseudo-domains, above 0."""
     phi: float = 1.0
     """Mass of random targets on the drawn pseudo-domain, in [0, 1]."""
+    score: Score = "max"
+    """How a class is predicted in evaluations: max, by the largest of its M outputs (the paper), or sum, by its joint
+    probabilities summed over the pseudo-domains. Training does not depend on it."""
     rounds: int = 25
     """T, communication rounds."""
     client_fraction: float = 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -35,6 +36,17 @@ def update_vector(before: Tensors, after: Tensors, names: Sequence[str]) -> Tens
     return unit(flatten(sub({name: after[name] for name in names}, before)))
 
 
+def flaw(update: Tensor) -> str | None:
+    """Return why an update vector cannot be used; nothing if it can.
+
+    >>> flaw(torch.tensor([0.6, 0.8])), flaw(torch.zeros(2))
+    (None, 'its update is zero')
+    """
+    if not torch.isfinite(update).all():
+        return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
+    return None if update.any() else "its update is zero"
+
+
 class DiscoveryProbe(LocalUpdate):
     """The client half of Phase 1: train plainly, then send the normalised update of the chosen layers alone.
 
@@ -47,6 +59,11 @@ class DiscoveryProbe(LocalUpdate):
     def __init__(self, task: FitTask, names: Sequence[str], sketch_dim: int | None = None) -> None:
         super().__init__(task, {})
         self.names, self.sketch_dim = list(names), sketch_dim
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Do nothing: Phase 1 tells no loss, so that any module and any batches will do."""
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the update vector; a client keeps nothing from Phase 1."""

@@ -19,7 +19,7 @@ from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.evaluation import Scores, evaluate
 from jdfl_lightning.experiment import prepare
-from jdfl_lightning.joint import class_probabilities, predict_class, split_index
+from jdfl_lightning.joint import Score, class_probabilities, predict_class, split_index
 from jdfl_lightning.models import build_backbone
 from jdfl_lightning.run_folder import SavedModel, Which, load_model
 
@@ -64,8 +64,17 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
     return images
 
 
-def predict(model: SavedModel, images: Sequence[Path], unreadable: list[str]) -> Iterator[Prediction]:
-    """Give a prediction for each image; what is wrong with an unreadable one is added to ``unreadable``."""
+def predict(
+    model: SavedModel, images: Sequence[Path], unreadable: list[str], score: Score | None = None
+) -> Iterator[Prediction]:
+    """Give a prediction for each image.
+
+    Args:
+        model: of a run.
+        images: their files.
+        unreadable: gets what is wrong with those that cannot be read.
+        score: how a class is predicted; as in the run if not given.
+    """
     num_classes = len(model.class_names)
     backbone = build_backbone(model.backbone, model.size).eval()
     backbone.load_state_dict({n.removeprefix("backbone."): t for n, t in _of(model, "backbone.").items()})
@@ -83,7 +92,7 @@ def predict(model: SavedModel, images: Sequence[Path], unreadable: list[str]) ->
         with torch.inference_mode():
             features = backbone(to_input(torch.from_numpy(np.stack(pixels))))
             logits = torch.nn.functional.linear(features, head["head.weight"], head["head.bias"])
-            classes = predict_class(logits, num_classes)
+            classes = predict_class(logits, num_classes, score or model.score)
             probabilities = class_probabilities(logits, num_classes).gather(1, classes.unsqueeze(1)).squeeze(1)
             domains, _ = split_index(logits.argmax(dim=1), num_classes)
         for path, label, probability, domain in zip(

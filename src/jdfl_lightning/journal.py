@@ -81,7 +81,8 @@ class RunJournal(Journal):
         best = self.best if math.isfinite(self.best) else float("nan")
         metrics = report.scores.as_metrics() | {"test/acc_best": best} | report.metrics
         number, state, data = report.state.round, report.state, self.experiment.data
-        model = SavedModel(state.weights, state.buffers, self.experiment.backbone, data.size, list(data.class_names))
+        names, score = list(data.class_names), self.experiment.score
+        model = SavedModel(state.weights, state.buffers, self.experiment.backbone, data.size, names, score)
         if improved:
             self.save()  # else a run that goes on from an earlier checkpoint would find a best that it never had
             model.save(self.folder, "best")

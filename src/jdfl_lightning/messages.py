@@ -47,6 +47,11 @@ class FitTask:
     """Weights over pseudo-domains (M, M), a row for each pseudo-domain; none in Phase 1 and for the baseline."""
 
     @property
+    def where(self) -> tuple[int, ...]:
+        """What its randomness depends on beside the seed: round, client and, in a repetition, the attempt."""
+        return (self.round, self.client, *[self.attempt] * (self.attempt > 0))
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all tensors in this message."""
         table = {} if self.table is None else {"table": self.table}

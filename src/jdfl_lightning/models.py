@@ -1,4 +1,4 @@
-"""Backbones: networks that turn images into feature vectors, the paper's CNN first."""
+"""Backbones, the paper's CNN first, and other people's networks: their heads and the layers that discovery looks at."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from jdfl_lightning.errors import InputError
+from jdfl_lightning.joint.head import JointHead, Score
 
 
 def _block(inputs: int, outputs: int, groups: int) -> nn.Sequential:
@@ -59,13 +59,71 @@ class PaperCNN(nn.Module):
         return features
 
 
-def _without_classifier(model: nn.Module) -> nn.Module:
-    """Replace the last linear layer of a torchvision classifier by the identity, so that it gives features."""
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise InputError(f"Expected a classifier with a linear head but got {type(model).__name__}.")
-    parent, _, child = linear[-1].rpartition(".")
-    setattr(model.get_submodule(parent), child, nn.Identity())
+_HEADS = ("fc", "classifier", "heads", "head")
+"""Where torchvision's classifiers have their last layer: as the last part of one of these."""
+
+
+def find_head(model: nn.Module) -> str:
+    """Return the name of a classifier's last layer, which is linear.
+
+    It is what timm's ``get_classifier`` gives, or the end of torchvision's ``fc``, ``classifier`` or ``heads``.
+
+    >>> find_head(nn.ModuleDict({"features": nn.Flatten(), "classifier": nn.Sequential(nn.Dropout(), nn.Linear(4, 2))}))
+    'classifier.1'
+    """
+    ask = getattr(model, "get_classifier", None)
+    top = ask() if callable(ask) else next((getattr(model, name) for name in _HEADS if hasattr(model, name)), None)
+    if isinstance(top, nn.Module):
+        *_, last = top.modules()
+        if isinstance(last, nn.Linear):
+            names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+            return names[last]
+    raise InputError(
+        f"Expected a classifier with a linear head but found none in {type(model).__name__}: it is looked for as "
+        f"timm's get_classifier and as {', '.join(_HEADS)}. `replace_head` also takes its name, as `head`."
+    )
+
+
+def _exchange(model: nn.Module, name: str, layer: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, layer)
+
+
+def replace_head(
+    model: nn.Module, num_classes: int, num_domains: int, head: str | None = None, score: Score = "max"
+) -> nn.Module:
+    """Put a new `JointHead` in the place of a classifier's last layer.
+
+    It works for torchvision's and timm's classifiers that end in a linear layer; timm itself is not needed. Auxiliary
+    classifiers (Inception, GoogLeNet) stay as they are.
+
+    Args:
+        model: the classifier, which is changed in place. The new head has the old one's device and type.
+        num_classes: C, whatever number of classes the old head had.
+        num_domains: M.
+        head: name of the linear layer to replace, for other models.
+        score: how the head's `class_scores` and `predict` join the M logits of a class.
+
+    Returns:
+        The model, which now gives joint logits (B, M*C).
+
+    >>> from torchvision.models import resnet18
+    >>> replace_head(resnet18(), num_classes=7, num_domains=4).fc
+    JointHead(in_features=512, num_classes=7, num_domains=4)
+    """
+    name = find_head(model) if head is None else head
+    try:
+        old = model.get_submodule(name)
+    except AttributeError as error:
+        raise InputError(
+            f"Expected argument `head` to name a part of {type(model).__name__} but got {head!r}."
+        ) from error
+    if not isinstance(old, nn.Linear):
+        raise InputError(f"Expected argument `head` to name a linear layer but {head!r} is a {type(old).__name__}.")
+    new = JointHead(old.in_features, num_classes, num_domains, old.bias is not None, score)
+    _exchange(model, name, new.to(old.weight).train(old.training))
+    if isinstance(getattr(model, "num_classes", None), int):  # what timm calls so is the number of outputs
+        model.num_classes = new.out_features  # type: ignore[assignment]
     return model
 
 
@@ -99,7 +157,9 @@ def build_backbone(name: str, size: int) -> nn.Module:
             f"Expected --backbone to be PaperCNN, one of torchvision's models (such as resnet18) or an import path "
             f"but got {name!r}."
         )
-    return _without_classifier(get_model(name, weights=None))
+    model: nn.Module = get_model(name, weights=None)
+    _exchange(model, find_head(model), nn.Identity())
+    return model
 
 
 @contextmanager
@@ -166,7 +226,13 @@ def select_parameters(module: nn.Module, layers: str | list[str]) -> list[str]:
     if isinstance(layers, str):
         if layers not in LAYER_SUBSETS:
             raise InputError(f"Expected --clustering.layers to be A, B, C or a list of patterns but got {layers!r}.")
-        blocks = conv_blocks(cast(nn.Module, module.backbone))
+        backbone = getattr(module, "backbone", None)
+        if not isinstance(backbone, nn.Module):
+            raise InputError(
+                f"Expected the layers (--clustering.layers) to be patterns of parameter names but got {layers!r}, and "
+                f"{type(module).__name__} has no backbone to choose from."
+            )
+        blocks = conv_blocks(backbone)
         patterns = [f"backbone.{block}.*" for block in blocks[len(blocks) - LAYER_SUBSETS[layers] :]] + ["head.*"]
     else:
         patterns = layers

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning.joint import DomainAccuracy, JointAccuracy, JointHead, PlainTargets, SoftTargetKLLoss, TargetRule
-from jdfl_lightning.joint.head import Score
+from jdfl_lightning.joint import (
+    DomainAccuracy,
+    JointAccuracy,
+    JointHead,
+    PlainTargets,
+    Score,
+    SoftTargetKLLoss,
+    TargetRule,
+)
 from jdfl_lightning.tensors import Tensors
 
-Batch = tuple[Tensor, Tensor, Tensor]
-"""Images (B, 3, H, W), class labels (B,), domains (B,)."""
+Batch = Sequence[Tensor]
+"""Images (B, 3, H, W), class labels (B,) and, where they matter, domains (B,)."""
 
 
 class LossTerm(Protocol):
@@ -24,11 +31,23 @@ class LossTerm(Protocol):
         """Return the loss to minimise."""
 
 
+def _with_domains(batch: Batch, needed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images, labels and domains of a batch; without domains, all is of domain 0 unless they are needed."""
+    images, labels, *domains = batch
+    if needed and not domains:
+        raise ValueError("Expected batches of (images, labels, domains) but got (images, labels): the domains matter.")
+    return images, labels, domains[0] if domains else torch.zeros_like(labels)
+
+
 class JointModule(pl.LightningModule):
     """A backbone with a joint head, trained on soft joint targets and judged by the class alone.
 
-    Batches are (images, labels, domains). In training the domains choose the targets; in validation and test they
-    only name the groups that accuracy is reported for.
+    Batches are (images, labels, domains). In training the domains choose the targets; in a test they only name the
+    groups that accuracy is reported for. Where there is nothing to choose (one domain, random targets, validation)
+    batches of (images, labels) will do.
+
+    A checkpoint knows everything but the backbone: ``load_from_checkpoint(file, backbone=PaperCNN())``. One of a
+    LightningCLI knows how to build that too.
 
     Args:
         backbone: gives features (B, in_features).
@@ -60,18 +79,38 @@ class JointModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["backbone", "targets"])
-        self.targets = targets if targets is not None else PlainTargets()
+        if "_instantiator" in self.hparams:  # LightningCLI made them from settings, which can be saved
+            self.save_hyperparameters()
         self.backbone = backbone
-        self.head = JointHead(in_features, num_classes, self.targets.num_domains, score=score)
         self.loss = SoftTargetKLLoss()
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        groups = domains if domains is not None else self.targets.num_domains
         self.val_accuracy = JointAccuracy(num_classes, score)
-        self.test_accuracy = DomainAccuracy(num_classes, groups, score)
+        self._domains = domains
+        self._has_targets = targets is not None
+        self._build(targets if targets is not None else PlainTargets(), in_features, num_classes, score)
         self.loss_term: LossTerm | None = None
         """Set by an algorithm for the length of a fit."""
         self.generator: torch.Generator | None = None
         """Source of the random targets; torch's global one if not set."""
+
+    def _build(self, targets: TargetRule, in_features: int, num_classes: int, score: Score) -> None:
+        """Make what depends on the number of pseudo-domains."""
+        self.targets = targets
+        self.head = JointHead(in_features, num_classes, targets.num_domains, score=score)
+        groups = self._domains if self._domains is not None else targets.num_domains
+        self.test_accuracy = DomainAccuracy(num_classes, groups, score)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save how the target rule chooses a row; its table is in the weights."""
+        checkpoint["draw_targets"] = self.targets.draw
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the checkpoint's target rule, and a head of its size, if this module was given none."""
+        table = checkpoint["state_dict"].get("targets.table")
+        if not self._has_targets and table is not None and len(table) > 1:
+            head, rule = self.head, TargetRule(table, checkpoint["draw_targets"])
+            self._build(rule, head.in_features, head.num_classes, head.score)
+            self.head.to(head.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return joint logits (B, M*C)."""
@@ -80,7 +119,7 @@ class JointModule(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of a batch."""
-        images, labels, domains = batch
+        images, labels, domains = _with_domains(batch, self.targets.needs_domains)
         features = self.backbone(images)
         weights = self.targets(domains, self.generator)
         loss: Tensor = self.loss(self.head(features), weights, labels)
@@ -91,22 +130,31 @@ class JointModule(pl.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Count class-only accuracy."""
-        images, labels, _ = batch
+        images, labels, _ = _with_domains(batch, needed=False)
         self.val_accuracy.update(self(images), labels)
         self.log("val/acc", self.val_accuracy, prog_bar=True)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Count class-only accuracy for each domain."""
-        images, labels, domains = batch
+        images, labels, domains = _with_domains(batch, len(self.test_accuracy.names) > 1)
         self.test_accuracy.update(self(images), labels, domains)
 
     def on_test_epoch_end(self) -> None:
         """Log accuracy overall, of the worst domain, and for each domain."""
         scores = self.test_accuracy.compute()
         overall, worst, spread = (scores.pop(name) for name in ("overall", "worst", "spread"))
-        self.log_dict({"test/acc": overall, "test/acc_worst": worst, "test/acc_spread": spread})
-        self.log_dict({f"test/acc/{name}": score for name, score in scores.items()})
+        summary = {"test/acc": overall, "test/acc_worst": worst, "test/acc_spread": spread}
+        # the metric has been reduced, all processes have the same values: Lightning warns unless it may do it again
+        self.log_dict(summary | {f"test/acc/{name}": score for name, score in scores.items()}, sync_dist=True)
         self.test_accuracy.reset()
+
+    def predict_step(self, batch: Batch | Tensor, batch_idx: int) -> tuple[Tensor, Tensor]:
+        """Return predicted classes (B,) and class probabilities (B, C) of images, alone or first in a batch.
+
+        A class is predicted as ``score`` says; its probability is that of its joint outputs, summed.
+        """
+        logits = self(batch if isinstance(batch, Tensor) else batch[0])
+        return self.head.predict(logits), self.head.class_probabilities(logits)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """SGD, the paper's local optimizer."""

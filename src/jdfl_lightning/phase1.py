@@ -10,7 +10,7 @@ from torch import Tensor
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.clustering import PseudoDomains, cluster
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.discovery import Updates
+from jdfl_lightning.discovery import Updates, flaw
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
 from jdfl_lightning.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
@@ -84,11 +84,7 @@ def update_of(result: FitResult | FitFailure) -> Tensor | str:
     if isinstance(result, FitFailure):
         return result.reason
     update = result.upload["update"]["u"]
-    if not torch.isfinite(update).all():
-        return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
-    if not update.any():
-        return "its update is zero"
-    return update
+    return flaw(update) or update
 
 
 def welcome(

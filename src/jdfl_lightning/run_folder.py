@@ -20,6 +20,7 @@ from jdfl_lightning.checkpoint import load_record, save_record, write_whole
 from jdfl_lightning.clustering import PseudoDomains, project
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError
+from jdfl_lightning.joint import Score
 from jdfl_lightning.tensors import Tensors
 
 RUNS = "runs"
@@ -242,10 +243,17 @@ class SavedModel:
     backbone: str
     size: int
     class_names: list[str]
+    score: Score = "max"
+    """How it was evaluated."""
 
     def save(self, folder: Path, which: Which) -> None:
         """Write the model as the run's best or last one."""
-        about = {"backbone": self.backbone, "size": self.size, "class_names": self.class_names}
+        about = {
+            "backbone": self.backbone,
+            "size": self.size,
+            "class_names": self.class_names,
+            "score": self.score,
+        }
         record = {"weights": self.weights, "buffers": self.buffers}
         save_record(folder / f"{which}.safetensors", record, about)
 

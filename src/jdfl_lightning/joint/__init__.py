@@ -2,7 +2,9 @@
 
 from jdfl_lightning.joint.accuracy import DomainAccuracy, JointAccuracy, joint_correct
 from jdfl_lightning.joint.head import (
+    ClassScores,
     JointHead,
+    Score,
     class_probabilities,
     class_scores,
     joint_index,
@@ -21,6 +23,7 @@ from jdfl_lightning.joint.targets import (
 )
 
 __all__ = [
+    "ClassScores",
     "DomainAccuracy",
     "GradedTargets",
     "HardTargets",
@@ -28,6 +31,7 @@ __all__ = [
     "JointHead",
     "PlainTargets",
     "RandomTargets",
+    "Score",
     "SoftTargetKLLoss",
     "TargetRule",
     "class_probabilities",

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from jdfl_lightning.joint.head import Score, predict_class
+
+if TYPE_CHECKING:
+    from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
+
+Values = Tensor | dict[str, Tensor] | Sequence[Tensor] | Sequence[dict[str, Tensor]]
+"""What a metric gives, a number or numbers by name, once or several times."""
 
 
 def joint_correct(preds: Tensor, target: Tensor, num_classes: int, score: Score = "max") -> Tensor:
@@ -65,6 +71,22 @@ class _CountingAccuracy(Metric):
         assert isinstance(counts, Tensor)
         return counts
 
+    def _count(self, correct: Tensor, seen: Tensor) -> None:
+        # a new tensor: one that was reset in inference mode cannot be changed in place outside of it
+        setattr(self, self._state, self.counts + torch.stack([correct, seen]))
+
+    def plot(self, val: Values | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
+        """Draw one value or several ones, as torchmetrics' own metrics do.
+
+        Args:
+            val: what ``forward`` or ``compute`` gave, or a list of that; what ``compute`` gives now if not given.
+            ax: matplotlib's axes to draw on; a new figure if not given.
+
+        Returns:
+            The figure and its axes.
+        """
+        return self._plot(val, ax)
+
 
 class JointAccuracy(_CountingAccuracy):
     r"""Class-only accuracy: a joint prediction is right if its class is, whatever its domain.
@@ -74,7 +96,7 @@ class JointAccuracy(_CountingAccuracy):
 
     Args:
         num_classes: C.
-        score: how logits become class scores, ``"max"`` (the paper) or ``"logsumexp"``.
+        score: how logits become class scores, ``"max"`` (the paper) or ``"sum"``.
         kwargs: torchmetrics' own arguments of a `Metric`.
 
     >>> metric = JointAccuracy(num_classes=2)
@@ -88,7 +110,7 @@ class JointAccuracy(_CountingAccuracy):
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Count a batch."""
         correct = joint_correct(preds, target, self.num_classes, self.score)
-        self.counts.add_(torch.stack([correct.sum(), torch.tensor(correct.numel(), device=correct.device)]))
+        self._count(correct.sum(), torch.tensor(correct.numel(), device=correct.device))
 
     def compute(self) -> Tensor:
         """Return the share of correct predictions."""
@@ -107,7 +129,7 @@ class DomainAccuracy(_CountingAccuracy):
     Args:
         num_classes: C.
         domains: the domains' names, or their number.
-        score: how logits become class scores, ``"max"`` (the paper) or ``"logsumexp"``.
+        score: how logits become class scores, ``"max"`` (the paper) or ``"sum"``.
         kwargs: torchmetrics' own arguments of a `Metric`.
 
     >>> metric = DomainAccuracy(num_classes=2, domains=["photo", "sketch"])
@@ -133,9 +155,7 @@ class DomainAccuracy(_CountingAccuracy):
         size = len(self.names)
         if domains.numel() and not 0 <= int(domains.min()) <= int(domains.max()) < size:
             raise ValueError(f"Expected argument `domains` to hold values from 0 to {size - 1} but got {domains}.")
-        self.counts.add_(
-            torch.stack([torch.bincount(domains[correct], minlength=size), torch.bincount(domains, minlength=size)])
-        )
+        self._count(torch.bincount(domains[correct], minlength=size), torch.bincount(domains, minlength=size))
 
     def compute(self) -> dict[str, Tensor]:
         """Return the accuracies by name."""

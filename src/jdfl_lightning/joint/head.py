@@ -7,10 +7,15 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
-Score = Literal["max", "logsumexp"]
-"""How the M logits of a class become its score: the paper's max, or logsumexp (the class's log-probability)."""
+Score = Literal["max", "sum"]
+"""How a class is scored: by the largest of its M logits (the paper), or by the sum of its M joint probabilities."""
 
-_SCORES = ("max", "logsumexp")
+_SCORES = ("max", "sum")
+
+
+def _check_score(score: Score) -> None:
+    if score not in _SCORES:
+        raise ValueError(f"Expected argument `score` to be one of {_SCORES} but got {score!r}.")
 
 
 @overload
@@ -47,21 +52,23 @@ def per_domain(logits: Tensor, num_classes: int) -> Tensor:
 
 
 def class_scores(logits: Tensor, num_classes: int, score: Score = "max") -> Tensor:
-    r"""Return a score for each class: :math:`s_c = \max_d \ell_{d,c}`, or logsumexp over d.
+    r"""Return a score for each class: :math:`s_c = \max_d \ell_{d,c}`, or :math:`\log \sum_d e^{\ell_{d,c}}`.
 
     Args:
         logits: joint logits (..., M*C).
         num_classes: C.
-        score: ``"max"``, the paper's rule, or ``"logsumexp"``, whose softmax is the sum of joint probabilities.
+        score: ``"max"``, the paper's rule, or ``"sum"``, whose softmax is the sum of joint probabilities.
 
     Returns:
-        Scores (..., C).
+        Scores (..., C), whose largest is the predicted class.
 
-    >>> class_scores(torch.tensor([2.0, 0.0, 1.0, 4.0]), num_classes=2)
-    tensor([2., 4.])
+    Three logits of class 1 that are each a little below the one of class 0 outweigh it together:
+
+    >>> logits = torch.tensor([2.0, 1.5, -9.0, 1.5, -9.0, 1.5])
+    >>> class_scores(logits, num_classes=2), class_scores(logits, num_classes=2, score="sum")
+    (tensor([2.0000, 1.5000]), tensor([2.0000, 2.5986]))
     """
-    if score not in _SCORES:
-        raise ValueError(f"Expected argument `score` to be one of {_SCORES} but got {score!r}.")
+    _check_score(score)
     split = per_domain(logits, num_classes)
     return split.amax(dim=-2) if score == "max" else split.logsumexp(dim=-2)
 
@@ -72,7 +79,8 @@ def class_probabilities(logits: Tensor, num_classes: int) -> Tensor:
     >>> class_probabilities(torch.zeros(6), num_classes=3)
     tensor([0.3333, 0.3333, 0.3333])
     """
-    return class_scores(logits, num_classes, "logsumexp").softmax(dim=-1)
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))  # in half precision they would not sum to 1
+    return class_scores(exact, num_classes, "sum").softmax(dim=-1)
 
 
 def predict_class(logits: Tensor, num_classes: int, score: Score = "max") -> Tensor:
@@ -82,6 +90,33 @@ def predict_class(logits: Tensor, num_classes: int, score: Score = "max") -> Ten
     tensor([1])
     """
     return class_scores(logits, num_classes, score).argmax(dim=-1)
+
+
+class ClassScores(nn.Module):
+    """`class_scores` as a layer: behind a joint head it makes a network an ordinary classifier of C outputs.
+
+    Args:
+        num_classes: C.
+        score: how the M logits of a class become its score.
+
+    >>> classifier = nn.Sequential(JointHead(128, num_classes=7, num_domains=4), ClassScores(7))
+    >>> classifier(torch.randn(2, 128)).shape
+    torch.Size([2, 7])
+    """
+
+    def __init__(self, num_classes: int, score: Score = "max") -> None:
+        super().__init__()
+        _check_score(score)
+        self.num_classes = num_classes
+        self.score: Score = score
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Return scores (..., C) of joint logits (..., M*C)."""
+        return class_scores(logits, self.num_classes, self.score)
+
+    def extra_repr(self) -> str:
+        """Show C and the rule."""
+        return f"num_classes={self.num_classes}, score={self.score!r}"
 
 
 class JointHead(nn.Linear):
@@ -109,8 +144,7 @@ class JointHead(nn.Linear):
         for name, value in (("in_features", in_features), ("num_classes", num_classes), ("num_domains", num_domains)):
             if value < 1:
                 raise ValueError(f"Expected argument `{name}` to be at least 1 but got {value}.")
-        if score not in _SCORES:
-            raise ValueError(f"Expected argument `score` to be one of {_SCORES} but got {score!r}.")
+        _check_score(score)
         super().__init__(in_features, num_domains * num_classes, bias=bias)
         self.num_classes = num_classes
         self.num_domains = num_domains

@@ -21,7 +21,8 @@ def soft_target_kl(logits: Tensor, targets: Tensor, labels: Tensor | None = None
         labels: class labels (B,). With them the dense target is never built; value and gradient are the same.
 
     Returns:
-        One value for each sample (B,). Entries of zero mass contribute nothing, even where a logit is -inf.
+        One value for each sample (B,), in single precision if logits are in half. Entries of zero mass contribute
+        nothing, even where a logit is -inf.
 
     >>> logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
     >>> soft_target_kl(logits, torch.tensor([[0.7, 0.3]]), torch.tensor([0]))
@@ -29,7 +30,8 @@ def soft_target_kl(logits: Tensor, targets: Tensor, labels: Tensor | None = None
     >>> soft_target_kl(logits, torch.tensor([[0.7, 0.0, 0.3, 0.0]]))
     tensor([0.1293])
     """
-    log_p = logits.log_softmax(dim=1)
+    log_p = logits.log_softmax(dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
     if labels is not None:
         num_domains = targets.shape[1]
         if logits.shape[1] % num_domains:

@@ -7,9 +7,14 @@ has to build a dense target of M x C entries.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
+
+Matrix = Tensor | Sequence[Sequence[float]]
+"""Rows of numbers; as lists they can be written in a YAML file."""
 
 
 def _check_range(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:
@@ -33,8 +38,9 @@ class TargetRule(nn.Module):
 
     table: Tensor
 
-    def __init__(self, table: Tensor, draw: bool = False) -> None:
+    def __init__(self, table: Matrix, draw: bool = False) -> None:
         super().__init__()
+        table = torch.as_tensor(table)
         if table.ndim != 2 or table.shape[0] != table.shape[1] or table.shape[0] < 1:
             raise ValueError(f"Expected argument `table` to be square but got shape {tuple(table.shape)}.")
         self.register_buffer("table", table.to(torch.get_default_dtype()))
@@ -44,6 +50,11 @@ class TargetRule(nn.Module):
     def num_domains(self) -> int:
         """M."""
         return self.table.shape[0]
+
+    @property
+    def needs_domains(self) -> bool:
+        """Whether it matters which domain a sample is of."""
+        return self.num_domains > 1 and not self.draw
 
     def forward(self, domains: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return weights over domains (B, M) for samples of the given domains (B,).
@@ -153,7 +164,8 @@ class GradedTargets(TargetRule):
             [0.1210, 0.3290, 0.5500]])
     """
 
-    def __init__(self, centroids: Tensor, alpha: float | None = None, tau: float = 0.1) -> None:
+    def __init__(self, centroids: Matrix, alpha: float | None = None, tau: float = 0.1) -> None:
+        centroids = torch.as_tensor(centroids)
         if centroids.ndim != 2:
             raise ValueError(f"Expected argument `centroids` to have shape (M, D) but got {tuple(centroids.shape)}.")
         alpha = default_alpha(centroids.shape[0]) if alpha is None else alpha

@@ -8,6 +8,7 @@ from jdfl_lightning.published import stated_settings
 
 _NOT_IN_PAPER: dict[str, object] = {
     "algorithm.weighting": "samples",
+    "score": "max",
     "evaluate_every": 1,
     "max_update_norm": None,
     "min_clients": 1,

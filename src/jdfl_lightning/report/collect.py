@@ -40,12 +40,12 @@ _FREE = (
 """Settings that make no other experiment of a run, or are looked at by themselves."""
 _SECTION = ("data", "epochs", "client_fraction")
 """Settings of which each combination is an experiment of its own."""
-_JOINT = ("num_domains", "alpha", "tau", "phi", "clustering")
+_JOINT = ("num_domains", "alpha", "tau", "phi", "score", "clustering")
 _JOINT_OF = {
     "base": (),
-    "hard": ("num_domains", "clustering"),
-    "graded": ("num_domains", "clustering", "alpha", "tau"),
-    "random": ("num_domains", "clustering", "phi"),
+    "hard": ("num_domains", "clustering", "score"),
+    "graded": ("num_domains", "clustering", "alpha", "tau", "score"),
+    "random": ("num_domains", "clustering", "phi", "score"),
 }
 """Settings of the joint head, and which of them a supervision looks at."""
 
