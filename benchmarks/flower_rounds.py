@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     lines = [
-        "| algorithm | supervision | s a round: median (least to most) | of it training | MB down | MB up | Flower, all of the run |",
+        "| algorithm | supervision | s a round (least to most) | training | MB down | MB up | Flower: the whole run |",
         "|---|---|" + "---:|" * 5,
     ]
     with tempfile.TemporaryDirectory() as name:
@@ -56,9 +56,7 @@ def main() -> None:
                 key = make_node_key(deployment.folder / f"site{site}.key")
                 deployment.flwr("supernode", "register", str(key.with_suffix(".pub")), "loopback")
                 root, states = write_images(folder / domain, domain), folder / f"states{site}"
-                deployment.start_node(
-                    f"site{site}", key, partition_id=site, data_root=str(root), state_dir=str(states)
-                )
+                deployment.start_node(f"site{site}", key, partition_id=site, data_root=str(root), state_dir=str(states))
             for algorithm, supervision in (("FedAvg", "base"), ("FedAvg", "graded"), ("SCAFFOLD", "graded")):
                 run_dir, said = folder / f"{algorithm}-{supervision}", len(deployment.log("site0").read_text())
                 run = deployment.run(
@@ -71,12 +69,13 @@ def main() -> None:
                 status = deployment.wait(run, seconds=1200)
                 rows = read_run(run_dir).rows
                 seconds = sorted(row["time/fit"] for row in rows)
-                trained = re.findall(r"round [1-9]\d*: trained client .* in ([\d.]+) s", deployment.log("site0").read_text()[said:])
+                lately = deployment.log("site0").read_text()[said:]
+                trained = re.findall(r"round [1-9]\d*: trained client .* in ([\d.]+) s", lately)
                 down, up = rows[-1]["bytes/down"] / 1e6, rows[-1]["bytes/up"] / 1e6
-                lines.append(
-                    f"| {algorithm} | {supervision} | {statistics.median(seconds):.1f} ({seconds[0]:.1f} to {seconds[-1]:.1f}) | "
-                    f"{statistics.median(map(float, trained)):.1f} | {down:.1f} | {up:.1f} | {status['network-traffic']} |"
-                )
+                length = f"{statistics.median(seconds):.1f} ({seconds[0]:.1f} to {seconds[-1]:.1f})"
+                training = statistics.median(map(float, trained))
+                traffic = f"{down:.1f} | {up:.1f} | {status['network-traffic']}"
+                lines.append(f"| {algorithm} | {supervision} | {length} | {training:.1f} | {traffic} |")
                 print(lines[-1], flush=True)
         finally:
             deployment.close()

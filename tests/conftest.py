@@ -8,12 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 
 from helpers import digits
 from jdfl_lightning import DigitsDomains
 from jdfl_lightning.nursery import nursery
 
+# how long an example takes says something about the machine alone
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 # the networks of the tests are tiny: a second thread only waits, and waits actively
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
