@@ -557,3 +557,60 @@ def test_a_copy_of_a_data_set_at_every_site(image_tree: Path) -> None:
     grid = on_grid(config, {"run_dir": "digits"}, sites=1)
     grid.contexts[100].node_config["data-root"] = "nowhere"
     serve(config, grid, {"run_dir": "digits"})
+
+
+def shorten(letter: Letter) -> Letter:
+    """Send shorter update vectors, and weights of another shape."""
+    return Letter(
+        {group: {n: t.reshape(-1)[:3] for n, t in named.items()} for group, named in letter.tensors.items()},
+        letter.notes,
+    )
+
+
+def boast(letter: Letter) -> Letter:
+    """Claim more right images than there are."""
+    notes = {
+        n: {**note, "right": [10**9] * len(note["right"])} if n.startswith("counts.") else note
+        for n, note in letter.notes.items()
+    }
+    return Letter(letter.tensors, notes)
+
+
+def tell_metrics(letter: Letter) -> Letter:
+    """Tell metrics that are not its business."""
+    notes = {
+        n: {**note, "test/acc": 1.0, "clients": 99.0} if n.endswith(".metrics") else note
+        for n, note in letter.notes.items()
+    }
+    return Letter(letter.tensors, notes)
+
+
+LIES = {
+    "shorter": shorten,
+    "no tensors": lambda letter: Letter({}, letter.notes),
+    "no notes": lambda letter: Letter(letter.tensors, {}),
+    "nothing": lambda letter: Letter(),
+    "boast": boast,
+    "metrics": tell_metrics,
+    "texts": lambda letter: Letter({}, {name: {"x": "y"} for name in letter.notes}),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_site_that_lies_does_no_harm(lie: str) -> None:
+    """What its answers cannot be used for, they are not; nobody else notices."""
+    run = experiment(algorithm=SCAFFOLD(), rounds=2, supervision="graded", num_domains=2)
+    config = write_config(run)
+    grid = on_grid(config, RUN, sites=4)
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id != 102 or not len(message.content):
+            return reply
+        return Message(to_records(LIES[lie](from_records(reply.content))), reply_to=message)
+
+    grid.tamper = tamper
+    serve(config, grid, RUN)
+    rows = contents("flower")["rows"]
+    expected = {"metrics": ["4.0", "4.0"], "boast": ["4.0", "3.0"]}  # counts come with the second round's answer
+    assert [row["clients"] for row in rows] == expected.get(lie, ["3.0", "3.0"])
+    assert all(0 <= float(row["test/acc"]) < 1 for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -51,7 +52,6 @@ def collect_updates(
     tasks = [_probe(experiment, client, theta_0) for client in asked]
     vectors: dict[int, Tensor] = {}
     left_out: dict[int, str] = {}
-    bytes_up = 0
     for done, (client, result) in enumerate(zip(asked, runner.fit(tasks), strict=True), start=1):
         update = update_of(result)
         if isinstance(update, str):
@@ -59,8 +59,12 @@ def collect_updates(
             leave_out(client, update)
         else:
             vectors[client] = update
-            bytes_up += update.numel() * update.element_size()
         step("discovery", done, len(asked))
+    usual = Counter(map(len, vectors.values())).most_common(1)
+    for client in [client for client, update in vectors.items() if len(update) != usual[0][0]]:
+        left_out[client] = f"its update has {len(vectors.pop(client))} entries and not {usual[0][0]} as others have"
+        leave_out(client, left_out[client])
+    bytes_up = sum(update.numel() * update.element_size() for update in vectors.values())
     if not vectors:
         client, reason = next(iter(left_out.items()))
         raise InputError(f"Expected clients with an update to cluster but none has one. Client {client}: {reason}")
@@ -83,7 +87,9 @@ def update_of(result: FitResult | FitFailure) -> Tensor | str:
     """Return a client's update vector, or why it has none that can be used."""
     if isinstance(result, FitFailure):
         return result.reason
-    update = result.upload["update"]["u"]
+    update = result.upload.get("update", {}).get("u")
+    if update is None or update.dim() != 1 or update.dtype != torch.float32:
+        return "what it sent is no update vector"
     return flaw(update) or update
 
 
@@ -122,6 +128,9 @@ def welcome(
     up = 0
     for done, (client, result) in enumerate(zip(newcomers, runner.fit(tasks), strict=True), start=1):
         update = update_of(result)
+        length = domains.centroids.shape[1]
+        if not isinstance(update, str) and len(update) != length:
+            update = f"its update has {len(update)} entries and not {length} as those of Phase 1"
         if isinstance(update, str):
             leave_out(client, update)
             domains = domains.join(client, None)

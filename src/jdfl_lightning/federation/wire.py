@@ -81,6 +81,8 @@ class Answer:
     """Time that judging took."""
 
 
+_CLIENTS = ("train/", "norm/client/")
+"""Start of the names of what a client has to tell; other metrics are not its business."""
 _NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in ("weights", "buffers", "server", "table")]
 
 
@@ -198,7 +200,9 @@ def read_answer(letter: Letter, clients: Sequence[int]) -> Answer:
         counts = {}
         for name, note in letter.notes.items():
             if name.startswith("counts."):
-                numbers = zip(map(int, note["right"]), map(int, note["seen"]), strict=True)
+                numbers = list(zip(map(int, note["right"]), map(int, note["seen"]), strict=True))
+                if not all(0 <= right <= seen for right, seen in numbers):
+                    raise ValueError("more images right than there are")
                 counts[name.removeprefix("counts.")] = dict(zip(note["domains"], numbers, strict=True))
         return Answer(results, counts, float(letter.notes["judged"]["seconds"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -218,6 +222,6 @@ def _read_result(letter: Letter, client: int) -> FitResult | FitFailure:
         weights=letter.tensors.get(f"{prefix}.weights", {}),
         buffers=letter.tensors.get(f"{prefix}.buffers", {}),
         upload={group: letter.tensors.get(f"{prefix}.upload.{group}", {}) for group in note["upload"]},
-        metrics={name: float(value) for name, value in letter.notes.get(f"{prefix}.metrics", {}).items()},
+        metrics={n: float(v) for n, v in letter.notes.get(f"{prefix}.metrics", {}).items() if n.startswith(_CLIENTS)},
         keeps_state=bool(note["keeps_state"]),
     )
