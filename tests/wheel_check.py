@@ -40,7 +40,9 @@ def main() -> None:
         assert "num_clients: 40" in run(command, "fit", "--config", "pacs_c.yaml", "--print_config")
         read = "from jdfl_lightning import published as p; print(len(p.main_table()), p.ari_grid()[5, 32, 'B'])"
         assert run(bin_folder / "python", "-c", read) == "60 0.987\n"
-        left = {path.name for path in folder.iterdir()} - {"empty", wheel.name, "run"}
+        (folder / "script.py").write_bytes((CHECKOUT / "examples/joint_resnet.py").read_bytes())
+        assert "overall" in run(bin_folder / "python", "script.py")
+        left = {path.name for path in folder.iterdir()} - {"empty", wheel.name, "run", "script.py"}
         assert not left, f"left behind: {left}"
 
 
