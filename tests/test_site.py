@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import jdfl_lightning
 from jdfl_lightning import Experiment
@@ -85,6 +86,13 @@ def test_nothing_is_fetched(site: Path) -> None:
         loaded = re.findall(r"<(?:script|img|iframe|source)[^>]+src=\"?([^\" >]+)", text)
         loaded += re.findall(r"<link[^>]+rel=\"?(?:stylesheet|preconnect|icon)[^>]*href=\"?([^\" >]+)", text)
         assert not [address for address in loaded if re.match(r"(https?:)?//", address)], page
+
+
+def test_the_picture_can_be_drawn_again(tmp_path: Path) -> None:
+    script, file = ROOT / "docs" / "images" / "concepts.py", tmp_path / "concepts.png"
+    subprocess.run([sys.executable, str(script), str(file)], env={**os.environ, "MPLBACKEND": "agg"}, check=True)
+    with Image.open(file) as drawn, Image.open(script.with_suffix(".png")) as committed:
+        assert drawn.size == committed.size
 
 
 MISTAKES = [
