@@ -1,5 +1,6 @@
 # make fit    the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
 # make test   the same environment with the extra `test`; lint, types, doctests and tests
+# make docs   the documentation site, in build/site; a broken link or a missing docstring is an error
 # make bench  all benchmarks, in about an hour on two cores; they write their tables into docs/
 # make wheel  build the wheel, install it alone in an empty environment and run it outside the checkout
 
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: fit test lint wheel bench clean
+.PHONY: fit test lint docs wheel bench clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
@@ -20,6 +21,9 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict $(ARGS)
 
 wheel: $(VENV)/.installed-test
 	$(BIN)/python tests/wheel_check.py
@@ -43,9 +47,13 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	touch $@ $(VENV)/.installed
+	touch $@ $(VENV)/.installed $(VENV)/.installed-docs
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

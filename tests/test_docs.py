@@ -1,52 +1,388 @@
-"""Every Python block of the README runs, and those of the page on the joint head."""
+"""Every code block of the README and of the pages in docs/ is run, as far as one machine goes.
+
+Blocks of Python run in order, a page at a time, in an empty folder. Of a shell block, every command is given to the
+program's own parser; those that train stop when their settings have been accepted, except for those of a few
+rounds of the embedded digits, which are quick. A language or a program that is not known here fails.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import inspect
+import io
+import os
 import re
+import shutil
+import subprocess
+import sys
+import types
 import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+import yaml
+from flwr.common.config import parse_config_args
 from lightning.pytorch.cli import LightningCLI
+from PIL import Image
 
-from jdfl_lightning import JointModule
+from jdfl_lightning import PACS, DigitsDomains, JointModule, LocalUpdate, OfficeCaltech
+from jdfl_lightning import messages as crossing
+from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.cli import main
+from jdfl_lightning.config import parse_experiment
+from jdfl_lightning.data.folder import KnownDomains
 from jdfl_lightning.run_folder import read_run
+from pages import PAGES, ROOT, Block, Command, commands, read
 
-ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
-
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_readme_block(block: str) -> None:
-    exec(compile(block, "README.md", "exec"), {})
-
-
-def test_blocks_on_the_joint_head_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "joint_head.md").read_text()
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(compile(block, "joint_head.md", "exec"), names)
-    assert "E 5 5" in capsys.readouterr().out  # progress=print
-    (settings,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
-    Path("module.yaml").write_text(settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a command line that is none
-        parsed = LightningCLI(JointModule, args=["--config", "module.yaml"], run=False)
-    assert parsed.model.head.weight.shape == (28, 512)
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        assert (ROOT / "docs" / target).exists(), target
+PROGRAMS = Path(sys.executable).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TRAINING = ("fit", "discover", "diagnose", "suite")
+"""Commands that take long: they go as far as the settings."""
+FOREIGN = {"flower-superlink": 0, "flower-supernode": 0, "flwr": 2, "ray": 1}
+"""Programs of deployments, and how many words of subcommands they have at most: their options are looked up."""
+HOOKS = ("init_server", "init_client", "broadcast", "local", "aggregate", "other_models")
+SAFE = ("openssl", "printf", "ssh-keygen")
+"""Programs that are run, where they are installed: they write small files and nothing else."""
 
 
-def test_readme_has_blocks_and_its_links_exist() -> None:
-    assert len(BLOCKS) >= 2
+class Accepted(BaseException):
+    """Raised where training would begin: the settings have been accepted."""
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run, for commands that need one."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    tiny = ["--data.size", "8", "--data.num_clients", "4", "--rounds", "1", "--epochs", "1", "--supervision", "base"]
+    assert main(["fit", *tiny, "--run_dir", str(folder)]) == 0
+    return folder
+
+
+class Page:
+    """Does what a page says, in the current folder."""
+
+    def __init__(self, page: Path, finished: Path) -> None:
+        self.page, self.finished = page, finished
+        self.module = types.ModuleType(f"page_{page.stem}")
+        self.last = ""
+        """The last block of code, and what the last command printed."""
+        self.printed = ""
+
+    def run(self, block: Block) -> None:
+        """Do one block; every language has its method."""
+        handler: Callable[[str], None] | None = getattr(self, f"_{block.kind}", None)
+        assert handler, f"no rule for a block of {block.kind or 'no language'!r}"
+        handler(block.text)
+        if block.kind in ("python", "yaml", "toml"):
+            self.last = block.text
+
+    def _python(self, code: str) -> None:
+        exec(compile(code, str(self.page), "exec"), vars(self.module))
+
+    def _pycon(self, session: str) -> None:
+        test = doctest.DocTestParser().get_doctest(session, vars(self.module), self.page.name, None, 0)
+        said = io.StringIO()
+        failed, tried = doctest.DocTestRunner().run(test, out=said.write, clear_globs=False)
+        vars(self.module).update(test.globs)
+        assert tried
+        assert not failed, said.getvalue()
+
+    def _saved(self, name: str) -> None:
+        Path(name).write_text(self.last)
+
+    def _yaml(self, text: str) -> None:
+        """Settings are taken by the parser, those of a module by Lightning's; what a page has saved can be named."""
+        Path("block.yaml").write_text(text)
+        if "model" in yaml.safe_load(text):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a command line that is none
+                model = LightningCLI(JointModule, args=["--config", "block.yaml"], run=False).model
+            assert model.head.out_features == model.head.num_classes * model.targets.num_domains
+        else:
+            parse_experiment("fit", ["--config", "block.yaml"])
+
+    def _toml(self, text: str) -> None:
+        assert tomllib.loads(text)
+
+    def _text(self, text: str) -> None:
+        """Drawings and signatures are looked at elsewhere; what a command printed has the same words, not numbers."""
+        if self.printed:
+            shape = _without_numbers(self.printed)
+            for line in text.splitlines():
+                assert _without_numbers(line) in shape, f"{line!r} is not in:\n{self.printed}"
+
+    def _inline(self, text: str) -> None:
+        """Commands in the middle of a sentence."""
+        if text.startswith(("jdfl-lightning ", "python ", "pip ", "make ", "flwr ", "ray ")) and "COMMAND" not in text:
+            self._sh(text.replace("\n", " "))
+
+    def _sh(self, script: str) -> None:
+        for command in commands(script):
+            for name, value in command.variables.items():
+                assert name == name.upper()
+                assert not (name == "PYTHONPATH" and value != ".")
+            if command.words:
+                program, *words = command.words
+                if program in FOREIGN:
+                    check_options(program, words)
+                    continue
+                if program in SAFE:
+                    run_program(command)
+                    continue
+                handler: Callable[[list[str]], None] | None = getattr(self, f"_do_{program.replace('-', '_')}", None)
+                assert handler, f"no rule for the program {program!r}"
+                handler(words)
+
+    def _do_jdfl_lightning(self, words: list[str]) -> None:
+        words = list(self._stand_ins(words))
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            try:
+                with contextlib.nullcontext() if is_quick(words) else stopped_before_training():
+                    code = main(words)
+            except Accepted:
+                code = 0
+            except SystemExit as left:  # --help, --print_config
+                code = int(left.code or 0)
+        assert code == 0, (words, said.getvalue())
+        self.printed = said.getvalue()
+
+    def _stand_ins(self, words: list[str]) -> Iterator[str]:
+        """Replace what a reader has and a test has not: images, and folders that earlier commands would have left."""
+        for before, word in zip(["", *words], words, strict=False):
+            if word == "IMAGES...":
+                Image.new("RGB", (8, 8)).save("image.png")
+                yield "image.png"
+                continue
+            if before in ("--run", "--resume") or (words[0] == "report" and word in ("runs", "suite")):
+                folder = Path(word) / "RUN" if words[0] == "report" else Path(word)
+                if word != "auto" and not Path(word).exists():
+                    shutil.copytree(self.finished, folder)
+            yield word
+
+    def _do_python(self, words: list[str]) -> None:
+        """Scripts of the repository, which take minutes: the file is there and knows the options."""
+        script = ROOT / words[0]
+        own = words[1 : words.index("--")] if "--" in words else words[1:]
+        assert script.is_file(), script
+        known = set(re.findall(r"add_argument\(\s*\"(--[\w-]+)\"", script.read_text()))
+        assert {word for word in own if word.startswith("--")} <= known
+        if "--" in words:  # what follows goes to fit
+            parse_experiment("fit", words[words.index("--") + 1 :])
+
+    def _do_pytest(self, words: list[str]) -> None:
+        assert all((ROOT / word).is_file() for word in words)
+
+    def _do_make(self, words: list[str]) -> None:
+        assert all(re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in words)
+
+    def _do_pip(self, words: list[str]) -> None:
+        """Only this package, with extras that it has."""
+        assert words[0] == "install"
+        for word in words[1:]:
+            found = re.fullmatch(r"(?:\.|jdfl-lightning)(?:\[([\w,]+)\])?", word)
+            assert found, word
+            assert set((found[1] or "test").split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+
+    def _do_export(self, words: list[str]) -> None:
+        assert all(re.fullmatch(r"[A-Z][A-Z0-9_]*=\S*", word) for word in words)
+
+
+def is_quick(words: list[str]) -> bool:
+    """Whether a command is done as it stands: it does not train, or at most five rounds of the embedded digits."""
+    if words[0] not in TRAINING:
+        return True
+    rounds = int(words[words.index("--rounds") + 1]) if "--rounds" in words else 25
+    return words[0] == "fit" and rounds <= 5 and not {"--config", "--data", "--data.root"} & set(words)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[\d.:]+", "#", re.sub(r"[ \t]+", " ", text))
+
+
+def run_program(command: Command) -> None:
+    """Run a command as it stands, where the program is installed."""
+    if shutil.which(command.words[0]):
+        done = subprocess.run(command.words, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        if command.output:
+            Path(command.output).write_text(done.stdout)
+
+
+@cache
+def known_options(program: str, *subcommands: str) -> frozenset[str]:
+    """Return the options that a program's help names."""
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "FLWR_TELEMETRY_ENABLED": "0"}
+    environment |= {"FLWR_HOME": str(Path.cwd() / "flwr"), "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    arguments = [str(PROGRAMS / program), *subcommands, "--help"]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, (arguments, done.stderr)
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][\w-]*", done.stdout))
+
+
+def check_options(program: str, words: list[str]) -> None:
+    """Look up the options of a command that needs other machines."""
+    subcommands = []
+    for word in words[: FOREIGN[program]]:
+        if not re.fullmatch(r"[a-z][a-z-]*", word):
+            break
+        subcommands.append(word)
+    known = known_options(program, *subcommands)
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith("--"):
+            assert word.partition("=")[0] in known, f"{program} {' '.join(subcommands)} has no {word}"
+        elif before == "--run-config":
+            app = tomllib.loads((ROOT / "examples" / "flower_app" / "pyproject.toml").read_text())
+            assert set(parse_config_args([word])) <= set(app["tool"]["flwr"]["app"]["config"])
+        elif before == "--node-config":
+            page = (ROOT / "docs" / "flower.md").read_text()
+            assert all(f"| `{name}` |" in page for name in parse_config_args([word])), f"{word}: not in the table"
+
+
+@contextlib.contextmanager
+def stopped_before_training() -> Iterator[None]:
+    """Stop a command when its settings are known to be right."""
+
+    def stop(*_: Any, **__: Any) -> NoReturn:
+        raise Accepted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (("experiment", "fit"), ("experiment", "discover"), ("diagnose", "diagnose")):
+            patch.setattr(importlib.import_module(f"jdfl_lightning.{module}"), name, stop)
+        patch.setattr(importlib.import_module("jdfl_lightning.suite"), "run_suite", stop)
+        yield
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    for name in ("configs", "examples"):
+        Path(name).symlink_to(ROOT / name)
+    doing = Page(page, finished)
+    monkeypatch.setitem(sys.modules, doing.module.__name__, doing.module)
+    before = set(sys.modules)
+    for block in read(page):
+        try:
+            doing.run(block)
+        except Exception as error:
+            raise AssertionError(f"{page.relative_to(ROOT)}, line {block.line}: {error}") from error
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(Path.cwd())):
+            del sys.modules[name]  # what the page has saved
+    assert page.name != "joint_head.md" or "E 5 5" in capsys.readouterr().out  # progress=print
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Block("", "indented", 1),
+        Block("javascript", "1", 1),
+        Block("python", "assert False", 1),
+        Block("pycon", ">>> 1\n2\n", 1),
+        Block("yaml", "rouns: 3", 1),
+        Block("yaml", "- rounds", 1),
+        Block("toml", "a = ", 1),
+        Block("sh", "rm file", 1),
+        Block("sh", "cat file | sh", 1),
+        Block("sh", "jdfl-lightning fit --rouns 3", 1),
+        Block("sh", "jdfl-lightning fit --config pacs_d", 1),
+        Block("sh", "jdfl-lightning fit --algorithm SCAFFOLD --algorithm.mu 1", 1),
+        Block("sh", "jdfl-lightning suite --algorithms FedAvg,FedNothing", 1),
+        Block("sh", "jdfl-lightning report runs --goal 0.7", 1),
+        Block("sh", "python benchmarks/nothing.py", 1),
+        Block("sh", "python benchmarks/digits_table.py --sedes 0", 1),
+        Block("sh", "python benchmarks/digits_table.py --seeds 0 -- --rouns 3", 1),
+        Block("sh", "pip install '.[nothing]'", 1),
+        Block("sh", "pip install something-else", 1),
+        Block("sh", "make nothing", 1),
+        Block("sh", "pytest tests/test_nothing.py", 1),
+        Block("sh", "flower-superlink --insecur", 1),
+        Block("sh", "flwr run examples/flower_app here --run-config 'rouns=50'", 1),
+        Block("sh", "ray start --hed", 1),
+    ],
+    ids=lambda block: block.text,
+)
+def test_a_wrong_block_is_found(block: Block, finished: Path) -> None:
+    with pytest.raises((Exception, pytest.fail.Exception)):
+        Page(ROOT / "README.md", finished).run(block)
+
+
+def test_readme_links_exist() -> None:
     text = (ROOT / "README.md").read_text()
     for target in re.findall(r"\]\(([^)]+)\)", text):
         assert (ROOT / target).exists(), target
 
 
+def test_options_in_sentences_exist() -> None:
+    """Options that a page names in passing, such as `--clustering.fraction 0.3`, are options of some command."""
+    generate = load_generator()
+    known = set(re.findall(r"--[a-z][\w.]*", generate.commands()))
+    known |= {f"--{name}" for name in re.findall(r"^\| `([\w.]+)` \|", generate.settings(), re.MULTILINE)}
+    known |= known_options("flower-superlink") | known_options("flower-supernode") | known_options("flwr", "run")
+    for page in PAGES:
+        for block in read(page):
+            if block.kind == "inline" and block.text.startswith("--"):
+                option = re.split(r"[\s=]", block.text)[0]
+                assert option in known, f"{page.relative_to(ROOT)}, line {block.line}: {block.text}"
+
+
+def load_generator() -> types.ModuleType:
+    """Return docs/generate.py, which is no part of a package."""
+    found = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("data", [PACS, OfficeCaltech])
+def test_data_sets_are_told_as_they_are(data: type[KnownDomains]) -> None:
+    text = " ".join((ROOT / "docs" / "datasets.md").read_text().split())
+    sizes = {name: sum(counts) for name, counts in data.counts.items()}
+    domains = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+    assert f"| `{data.__name__}` | {sum(sizes.values()):,} | {domains} | {len(data.class_names)} |" in text
+    assert str(data.terms) in text
+
+
+def test_digits_are_told_as_they_are() -> None:
+    data = DigitsDomains(size=8)
+    data.setup()
+    sizes = ", ".join(f"{n} {c}" for n, c in zip(data.domain_names, data.domains.bincount().tolist(), strict=True))
+    assert f"| `DigitsDomains` | {len(data.images):,} | {sizes} | 10 |" in (ROOT / "docs" / "datasets.md").read_text()
+
+
+def test_signatures_of_the_architecture_are_the_codes() -> None:
+    blocks = [block.text for block in read(ROOT / "docs" / "architecture.md") if block.kind == "text"]
+    text = re.sub(r"\s+", " ", re.sub(r"#.*", "", "\n".join(blocks)))
+    for message in (crossing.FitTask, crossing.FitResult, crossing.FitFailure):
+        (told,) = re.findall(rf"{message.__name__}\(([^)]*)\)", text)
+        assert [name.partition(":")[0] for name in told.split(", ")] == list(inspect.signature(message).parameters)
+    for half, names in ((LocalUpdate, ("begin", "correct", "loss", "report")), (Algorithm, HOOKS)):
+        for name in names:
+            (told,) = re.findall(rf"\b{name}\(([^)]*)\)", text)
+            assert told.split(", ") == list(inspect.signature(getattr(half, name)).parameters)[1:]
+
+
+def test_every_hook_is_on_the_page_about_writing_an_algorithm() -> None:
+    text = (ROOT / "docs" / "own_algorithm.md").read_text()
+    assert all(f"`Algorithm.{name}`" in text for name in HOOKS if name != "other_models")
+    assert all(f"`LocalUpdate.{name}`" in text for name in ("begin", "correct", "loss", "report"))
+
+
 def test_own_algorithm_of_the_docs_runs_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "algorithms.md").read_text(), flags=re.DOTALL)
+    (block,) = [block.text for block in read(ROOT / "docs" / "algorithms.md") if block.kind == "python"]
     assert len(block.splitlines()) < 30
     (tmp_path / "mine.py").write_text(block)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -46,12 +46,17 @@ class DomainDataModule(pl.LightningDataModule, ABC):
     """
 
     domain_names: Sequence[str] = ()
+    """The domains; a number in `domains` is a place in this list."""
     class_names: Sequence[str] = ()
+    """The classes; a label is a place in this list."""
     images: Tensor
     """uint8 (N, H, W, 3)."""
     labels: Tensor
+    """The class of every image."""
     domains: Tensor
+    """The true domain of every image."""
     partition: Partition
+    """Who holds which image, and which are held out."""
     roster: Roster | None = None
     """What sites elsewhere have told of their images; none where the images are here."""
 
@@ -124,3 +129,4 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         return BatchLoader(self.images, self.labels, self.domains, torch.cat(self.partition.test), 256)
 
     val_dataloader = test_dataloader
+    """The test images again: there is no third split."""

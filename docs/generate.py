@@ -1,0 +1,267 @@
+"""An mkdocs hook: what the site says of the code is made from the code whenever the site is built.
+
+A page has a line ``<!-- generated: NAME -->`` where the text of the function of that name in `GENERATED` goes. The
+first page is the README. What is missing is a warning, which ``mkdocs build --strict`` takes for an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from unittest.mock import patch
+
+import griffe
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import get_plugin_logger
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import jdfl_lightning
+from jdfl_lightning.algorithms import Algorithm
+from jdfl_lightning.backends import Backend
+from jdfl_lightning.cli import COMMANDS, PROGRAM, main
+from jdfl_lightning.config import Experiment, as_dict
+from jdfl_lightning.data import DomainDataModule
+from jdfl_lightning.federation.server import SitesBackend
+from jdfl_lightning.loggers import WandbRounds
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(jdfl_lightning.__file__).parent
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+log = get_plugin_logger("generate")
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Return the help of every command."""
+    parts = [f"```text\n{_help()}\n```"]
+    for name, command in COMMANDS.items():
+        parts.append(f"## {name}\n\n{str(command.__doc__).strip()}.\n\n```text\n{_help(name)}\n```")
+    return "\n\n".join(parts)
+
+
+def _help(*command: str) -> str:
+    """Return what a command prints with --help, in lines of a width that does not depend on the terminal."""
+    out = io.StringIO()
+    with patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1"}), redirect_stdout(out):
+        try:
+            main([*command, "--help"])
+        except SystemExit as left:
+            if left.code:
+                raise RuntimeError(f"Expected {PROGRAM} {' '.join(command)} --help to work.") from left
+    return out.getvalue().strip()
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+def choices() -> dict[str, list[type]]:
+    """Return the classes that a setting can name, by the setting."""
+    exported = [getattr(jdfl_lightning, name) for name in jdfl_lightning.__all__]
+    classes = [item for item in exported if inspect.isclass(item) and not inspect.isabstract(item)]
+    return {
+        "data": [item for item in classes if issubclass(item, DomainDataModule)],
+        "algorithm": [item for item in classes if issubclass(item, Algorithm)],
+        "backend": [*(item for item in classes if issubclass(item, Backend)), SitesBackend],
+        "logger": [WandbRounds],
+    }
+
+
+def settings() -> str:
+    """Return every setting with its type, default and meaning; then those of what is nested in them or can be named."""
+    default = Experiment()
+    fields = list(_fields(Experiment))
+    nested = {
+        name: type(getattr(default, name)) for name, *_ in fields if dataclasses.is_dataclass(getattr(default, name))
+    }
+    nested = {name: kind for name, kind in nested.items() if name not in choices()}
+    rows = []
+    for name, kind, value, text in fields:
+        if name in nested:
+            kind, value, text = "settings", f"[below](#{name})", text
+        elif name in choices():
+            kind = f"[class](#{name})" if name != "logger" else f"[class](#{name}), true or false"
+            value = f"`{_plain(value) if name == 'logger' else _named(value)}`"
+        else:
+            value = f"`{_plain(value)}`"
+        rows.append((f"`{name}`", kind, value, text))
+    parts = [_table(rows)]
+    for name, group in nested.items():
+        parts.append(f"## {name}\n\n{_first_line(group)}\n\n{_option_table(name, group)}")
+    for name, kinds in choices().items():
+        parts.append(f"## {name}")
+        parts += [f"### {kind.__name__}\n\n{_first_line(kind)}\n\n{_option_table(name, kind)}" for kind in kinds]
+    return "\n\n".join(parts)
+
+
+def _option_table(prefix: str, kind: type) -> str:
+    rows = [(f"`{prefix}.{name}`", of, f"`{_plain(value)}`", text) for name, of, value, text in _fields(kind)]
+    return _table(rows) if rows else "It has no options."
+
+
+def _table(rows: list[tuple[str, str, str, str]]) -> str:
+    lines = ["| setting | type | default | |", "|---|---|---|---|"]
+    return "\n".join(lines + [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows])
+
+
+def _fields(kind: type) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield name, type, default and meaning of a class's options: a dataclass's fields, or `__init__`'s arguments."""
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        texts = {name: member.docstring.value for name, member in _members(kind) if member.docstring}
+        default = kind()
+        found = {entry.name: getattr(default, entry.name) for entry in dataclasses.fields(kind) if entry.init}
+    else:
+        hints = get_type_hints(vars(kind)["__init__"])
+        texts = _arguments(kind)
+        parameters = inspect.signature(kind).parameters.values()
+        found = {parameter.name: parameter.default for parameter in parameters}
+    for name, value in found.items():
+        if name not in texts:
+            log.warning(f"{kind.__name__}.{name} has no docstring: a setting that nobody can know the meaning of.")
+        yield name, _kind(hints[name]), value, " ".join(texts.get(name, "").split())
+
+
+def _kind(hint: Any) -> str:
+    """Say a type in the words of YAML."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_kind(part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(hint))
+    if get_origin(hint) in (list, dict):
+        return f"{get_origin(hint).__name__} of {_kind(get_args(hint)[-1])}"
+    words = {NoneType: "null", bool: "true or false", str: "text", int: "whole number", float: "number"}
+    return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _named(value: Any) -> str:
+    """Return the class of an object, with the arguments that are not the class's own defaults."""
+    usual = {name: default for name, _, default, _ in _fields(type(value))}
+    unusual = {n: item for n, item in as_dict(value)["init_args"].items() if item != as_dict(usual[n])}
+    return type(value).__name__ + (f" {_plain(unusual)}" if unusual else "")
+
+
+def _plain(value: Any) -> str:
+    return yaml.safe_dump(as_dict(value), default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
+
+
+# --- what the code says of itself -----------------------------------------------------------------------------------
+
+
+@cache
+def _package() -> griffe.Module:
+    package = griffe.load("jdfl_lightning", search_paths=[str(SOURCE.parent)], docstring_parser="google")
+    assert isinstance(package, griffe.Module)
+    return package
+
+
+def _described(item: Any) -> griffe.Object:
+    """Return what the source says of a class or function of the package."""
+    found = _package()[f"{item.__module__}.{item.__qualname__}".removeprefix("jdfl_lightning.")]
+    assert isinstance(found, griffe.Object)
+    return found
+
+
+def _members(kind: type) -> Iterator[tuple[str, griffe.Object]]:
+    """Yield the members of a class, those of its bases first."""
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith("jdfl_lightning"):
+            for name, member in _described(base).members.items():
+                if isinstance(member, griffe.Object):
+                    yield name, member
+
+
+def _arguments(kind: type) -> dict[str, str]:
+    """Return what the docstring of a class says of the arguments."""
+    docstring = _described(kind).docstring
+    sections = docstring.parse() if docstring else []
+    return {
+        argument.name: argument.description
+        for section in sections
+        if isinstance(section, griffe.DocstringSectionParameters)
+        for argument in section.value
+    }
+
+
+def _first_line(item: Any) -> str:
+    return str(inspect.getdoc(item)).partition("\n\n")[0].replace("\n", " ")
+
+
+def undocumented() -> Iterator[str]:
+    """Yield what the package exports and does not explain, with the members that a reader of the API would meet."""
+    for export in jdfl_lightning.__all__:
+        item = getattr(jdfl_lightning, export)
+        if not _described(item).has_docstring:
+            yield export
+        if inspect.isclass(item):
+            explained = {name for name, member in _members(item) if member.has_docstring}
+            for name, member in _described(item).members.items():
+                own = isinstance(member, griffe.Object) and member.labels != {"instance-attribute"}
+                if own and not name.startswith("_") and name not in explained:
+                    yield f"{export}.{name}"
+
+
+def api() -> str:
+    """Return mkdocstrings' directives for all that the package exports, by the part of the package it comes from."""
+    groups: dict[str, list[Any]] = {}
+    for name in jdfl_lightning.__all__:
+        item = getattr(jdfl_lightning, name)
+        groups.setdefault(item.__module__.split(".")[1], []).append(item)
+    parts = []
+    for group in sorted(groups):
+        items = sorted(groups[group], key=lambda item: item.__name__.lower())
+        directives = "\n\n".join(f"::: {item.__module__}.{item.__qualname__}" for item in items)
+        parts.append(f"## {group}\n\n{_first_line(import_module(f'jdfl_lightning.{group}'))}\n\n{directives}")
+    return "\n\n".join(parts)
+
+
+# --- the hook -------------------------------------------------------------------------------------------------------
+
+GENERATED = {"commands": commands, "settings": settings, "api": api}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Make the first page of the README, whose links start at the top of the repository."""
+    for name in undocumented():
+        log.warning(f"jdfl_lightning.{name} has no docstring.")
+    text = re.sub(r"\]\((?!docs/|[a-z]+:|#)", "](../", (ROOT / "README.md").read_text()).replace("](docs/", "](")
+    files.append(File.generated(config, "index.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put in what is generated, and mend the links that leave docs/, which are right in the repository alone."""
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def mend(link: re.Match[str]) -> str:
+        words, (target, hash_sign, anchor) = link[1], link[2].partition("#")
+        path = (folder / target).resolve()
+        if not target or re.match(r"[a-z]+:", target) or path.is_relative_to(ROOT / "docs"):
+            return link[0]  # mkdocs looks at it
+        if path == ROOT / "README.md":
+            return f"[{words}]({os.path.relpath(ROOT / 'docs' / 'index.md', folder)}{hash_sign}{anchor})"
+        if not path.exists():
+            log.warning(f"{page.file.src_uri} links to {target}, which does not exist.")
+        return words  # a file that is no part of the site
+
+    parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)  # code, at odd places, stays as it is
+    markdown = "".join(part if place % 2 else LINK.sub(mend, part) for place, part in enumerate(parts))
+    return re.sub(r"<!-- generated: (\w+) -->", lambda place: GENERATED[place[1]](), markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show formulas of docstrings as they are written: nothing on the site typesets them."""
+    return html.replace(":math:<code>", "<code>")
