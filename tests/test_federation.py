@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,27 +21,32 @@ from PIL import Image
 
 from flower_grid import FakeGrid, on_grid, over_the_wire, run_on_grid, serve, write_config
 from helpers import contents, experiment
-from jdfl_lightning import SCAFFOLD, Experiment, FedDyn, ImageFolderDomains, SiteFolders, fit
+from jdfl_lightning import SCAFFOLD, Experiment, FedDyn, ImageFolderDomains, SiteFolders, TrainerOptions, fit
 from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.config import Checkpointing
+from jdfl_lightning.client import Site
+from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.evaluation import Evaluation, Scores
 from jdfl_lightning.federation import server
 from jdfl_lightning.federation.server import Federation, SitesBackend, SitesRunner
+from jdfl_lightning.federation.site import SiteWorker
 from jdfl_lightning.federation.wire import (
     Answer,
     Facts,
     Letter,
+    Orders,
     Request,
     read_answer,
     read_facts,
     read_request,
     write_answer,
     write_facts,
+    write_orders,
     write_request,
 )
-from jdfl_lightning.flower import arguments, from_records, make_client_app, to_records
+from jdfl_lightning.flower import FlowerMail, arguments, from_records, make_client_app, to_records
 from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.resume import fixed_settings
 
 RUN = {"run_dir": "flower"}
 
@@ -121,8 +127,17 @@ def test_facts_cross_unchanged_and_hold_no_true_domain() -> None:
     [
         Letter(),
         Letter(notes={"facts": {"site": "x"}}),
-        write_facts(Facts(0, True, [], [], [], [], "", "")),
-        write_facts(Facts(0, True, [0, 1], [5], [], [], "", "")),
+        Letter(notes={"facts": {"site": float("inf")}}),
+        write_facts(Facts(0, True, [], [], ["a"], ["site0"], "", "")),
+        write_facts(Facts(0, True, [0, 1], [5], ["a"], ["site0"], "", "")),
+        write_facts(Facts(0, True, [0, 0], [5, 5], ["a"], ["site0"], "", "")),
+        write_facts(Facts(0, False, [0, -7], [5, 5], ["a"], ["x"], "", "")),
+        write_facts(Facts(0, True, [0], [0], ["a"], ["site0"], "", "")),
+        write_facts(Facts(0, True, [0], [2**40], ["a"], ["site0"], "", "")),
+        write_facts(Facts(0, True, [0], [5], ["a"], ["site1"], "", "")),
+        write_facts(Facts(0, False, [0], [5], ["a"], ["overall"], "", "")),
+        write_facts(Facts(0, False, [0], [5], ["a", "a"], ["x"], "", "")),
+        write_facts(Facts(-1, False, [0], [5], ["a"], ["x"], "", "")),
     ],
 )
 def test_facts_that_cannot_be_used(letter: Letter) -> None:
@@ -374,7 +389,8 @@ def test_a_node_that_comes_back_under_another_id(monkeypatch: pytest.MonkeyPatch
     [
         ({"partition-id": -1}, "partition-id to be a number from 0 but got -1"),
         ({"partition-id": 5}, "partition-id to be below num-partitions, 2, but got 5"),
-        ({"num-partitions": 1, "partition-id": 0}, "site 0 had other clients|it has clients that site 0 has too"),
+        ({"num-partitions": 1, "partition-id": 0}, "site 0 is there already"),
+        ({"num-partitions": 3, "partition-id": 2}, "it has clients that site 0 has too"),
     ],
 )
 def test_a_site_that_cannot_take_part_is_told(
@@ -411,6 +427,138 @@ def test_other_settings_at_a_site_are_refused() -> None:
         serve(config, grid, RUN)
 
 
+def test_a_probe_leaves_a_clients_states_alone() -> None:
+    """A client whose probe was lost trains without a pseudo-domain, and is asked again in the next round."""
+    run = experiment(algorithm=SCAFFOLD(), rounds=4, supervision="graded", num_domains=2)
+    config = write_config(run)
+    grid = on_grid(config, RUN, sites=4)
+    lost = [0]
+
+    def lose(message: Message, reply: Message) -> Message:
+        tasks = [note for name, note in from_records(message.content).notes.items() if name.startswith("task.")]
+        if message.metadata.dst_node_id == 101 and tasks and tasks[0]["round"] == 0 and lost[0] < 2:
+            lost[0] += 1
+            return Message(Error(5, "Node Unavailable"), reply_to=message)
+        return reply
+
+    grid.tamper = lose
+    serve(config, grid, RUN)
+    rows = contents("flower")["rows"]
+    assert [(row["clients"], row["joined"]) for row in rows] == [("4.0", "0.0"), *[("4.0", "1.0")] * 3]
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_precision_survives_new_processes(precision: str) -> None:
+    """Flower starts a process for each message: nothing that counts may be in one."""
+    run = experiment(rounds=3, supervision="base", trainer=TrainerOptions(precision=precision))  # type: ignore[arg-type]
+    fit(replace(run, run_dir="local"))
+    config = write_config(run)
+    grid = on_grid(config, RUN, sites=2)
+
+    def forget(message: Message, reply: Message) -> Message:
+        grid.app = make_client_app(config)
+        return reply
+
+    grid.tamper = forget
+    serve(config, grid, RUN)
+    assert contents("local")["last.safetensors"] == contents("flower")["last.safetensors"]
+
+
+def test_the_best_round_is_one_that_all_have_judged() -> None:
+    config = write_config(experiment(rounds=3, supervision="base"))
+    grid = on_grid(config, RUN, sites=4)
+
+    def count_less(message: Message, reply: Message) -> Message:
+        letter = from_records(reply.content)
+        second = any(note.get("round") == 2 for note in from_records(message.content).notes.values())
+        notes = {
+            name: {**note, "right": note["seen"], "domains": ["ink", *note["domains"][1:]]}
+            if second and name.startswith("counts.")
+            else note
+            for name, note in letter.notes.items()
+            if not (second and name.startswith("counts.") and message.metadata.dst_node_id != 100)
+        }
+        return Message(to_records(Letter(letter.tensors, notes)), reply_to=message)
+
+    grid.tamper = count_less
+    serve(config, grid, RUN)
+    rows = contents("flower")["rows"]
+    assert rows[0]["test/acc"] == "1.0"  # the first model, judged with the second round's tasks by one site alone
+    assert rows[-1]["test/acc_best"] == max(row["test/acc"] for row in rows)
+
+
+def test_a_site_that_cannot_judge_has_trained_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("jdfl_lightning.federation.site.count", fail)
+    config = write_config(experiment(rounds=2, supervision="base"))
+    run_on_grid(config, RUN, sites=2)
+    rows = contents("flower")["rows"]
+    assert [(row["clients"], row["test/acc"]) for row in rows] == [("4.0", "nan")] * 2
+
+
+def test_different_copies_of_a_data_set_are_refused(image_tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(image_tree, tmp_path / "other")
+    Image.fromarray(np.zeros((16, 16, 3), dtype=np.uint8)).save(tmp_path / "other/bright/class0/0.png")
+    run = experiment(data=ImageFolderDomains("nowhere", size=8, num_clients=4), supervision="base", rounds=1)
+    config = write_config(run)
+    grid = on_grid(config, RUN, sites=2)
+    for node, root in ((100, image_tree), (101, tmp_path / "other")):
+        grid.contexts[node].node_config["data-root"] = str(root)
+    said: list[str] = []
+    federation = Federation(FlowerMail(grid), SitesBackend(poll=0.01), said.append)
+    federation.meet()
+    assert said[-1] == "node 101 cannot take part: its copy of the data set is not that of site 0."
+
+
+def test_before_a_run_begins_a_site_may_come_back_as_another() -> None:
+    mail = Silent()
+    said: list[str] = []
+    federation = Federation(mail, SitesBackend(timeout=0.2, poll=0.01), said.append)
+    federation._gathering = 3
+    federation.meet()
+    assert set(federation.sites) == {0, 1}
+    mail.present = {1}
+    federation.meet()
+    assert set(federation.sites) == {1}
+    mail.present, mail.size = {0, 1}, 7
+    federation.meet()
+    assert federation.sites[0].sizes == [7]
+
+
+def test_a_number_that_is_taken_is_refused() -> None:
+    config = write_config(experiment(rounds=1, supervision="base"))
+    grid = on_grid(config, RUN, sites=2)
+    grid.contexts[101].node_config["partition-id"] = 0
+    said: list[str] = []
+    federation = Federation(FlowerMail(grid), SitesBackend(poll=0.01), said.append)
+    federation.meet()
+    assert said[-1] == "node 101 cannot take part: site 0 is there already, as node 100: look at partition-id."
+
+
+@pytest.mark.parametrize(
+    "task", [{"client": "../../x"}, {"client": 3}, {"client": -1}, {"round": "x"}, {"weight": "heavy"}]
+)
+def test_a_server_that_asks_for_what_is_not_its_business(task: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing outside a site's own folder is touched, and no client that is not the site's."""
+    config = write_config(experiment(rounds=1, supervision="base"))
+    grid = on_grid(config, {}, sites=2)
+    precious = tmp_path / "x-1.safetensors"
+    precious.touch()
+    worker = SiteWorker(arguments(config, {}, at_site=True), grid.contexts[100].node_config)
+    weights, buffers = Site(worker.experiment).initial(1)
+    letter = write_request(Request([FitTask(0, 1, 0, weights, buffers)]))
+    settings = json.dumps(fixed_settings(as_dict(worker.experiment)))
+    orders = Orders("0" * 32, 0, 0, worker.fingerprint, settings)
+    good = write_orders(orders, letter)
+    assert isinstance(read_answer(worker.answer(good, print), [0]).results[0], FitResult)
+    bad = Letter(good.tensors, {**good.notes, "task.0": {**good.notes["task.0"], **task}})
+    with pytest.raises((InputError, ValueError)):
+        worker.answer(bad, print)
+    assert precious.exists()
+
+
 def test_other_images_at_a_site_are_refused(roots: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that restarts with another folder is not the one that began."""
     config = write_config(own_folders(None, supervision="base", rounds=2))
@@ -440,6 +588,7 @@ class Silent(server.Mail):
         self.sent: list[tuple[int, Letter]] = []
         self.answers: dict[str, Letter | str] = {}
         self.present = {0, 1}
+        self.size = 5
 
     def nodes(self) -> set[int]:
         return self.present
@@ -450,7 +599,7 @@ class Silent(server.Mail):
             ids[node] = str(len(self.sent))
             self.sent.append((node, letter))
             if question:
-                facts = Facts(node, True, [0], [5], ["a"], [f"site{node}"], "ff", "1")
+                facts = Facts(node, True, [0], [self.size], ["a"], [f"site{node}"], "ff", "1")
                 self.answers[ids[node]] = write_facts(facts)
         return ids
 
@@ -478,7 +627,7 @@ def test_a_site_that_is_late_is_absent_and_left_alone_until_it_answers() -> None
     assert [node for node, _ in mail.sent] == [0, 1, 0, 1, 0]
     mail.answers |= {"3": write_answer(Answer([FitResult(1, 9, 9)]))}  # that of the round before: nobody wants it
     mail.answers |= {"5": write_answer(Answer([FitResult(0, 1, 1)])), "6": write_answer(Answer([FitResult(1, 2, 2)]))}
-    assert [result.num_examples for result in runner.fit(tasks) if isinstance(result, FitResult)] == [1, 2]
+    assert [result.num_steps for result in runner.fit(tasks) if isinstance(result, FitResult)] == [1, 2]
 
 
 def test_a_round_waits_for_sites_to_come_back() -> None:
@@ -515,10 +664,44 @@ def test_models_are_judged_with_the_next_rounds_tasks() -> None:
     assert "site 0 did not judge the model: its site did not answer within 0.2 s" in said
 
 
-def test_an_exception_at_a_site_is_told_in_words() -> None:
-    config = write_config(experiment(rounds=1, supervision="base", lr=1e30))
-    with pytest.raises(InputError, match=r"3 attempts were void.*lower --lr"):
+class Broken(SCAFFOLD):
+    """SCAFFOLD that fails at every client."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+    def local(self, task: FitTask, state: Any) -> Any:
+        raise KeyError(self.reason)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("no luck", "KeyError: 'no luck'"), ("/data/jane.png", "an error that names files")]
+)
+def test_an_exception_at_a_site_is_told_in_a_line_without_files(reason: str, told: str) -> None:
+    config = write_config(experiment(rounds=1, supervision="base", algorithm=Broken(reason)))
+    with pytest.raises(InputError, match=rf"3 attempts were void. Client \d: {told}"):
         run_on_grid(config, RUN, sites=1)
+
+
+def test_names_of_images_do_not_leave_a_site(roots: list[str]) -> None:
+    Path(roots[1], "class0", "jane.png").write_bytes(b"no image")
+    config = write_config(own_folders(None, supervision="base"))
+    grid = own_grid(config, roots)
+    replies: list[str] = []
+
+    def listen(message: Message, reply: Message) -> Message:
+        replies.append(str(reply.content))
+        if message.metadata.dst_node_id == 6:  # its operator mends it
+            Path(roots[1], "class0", "jane.png").unlink(missing_ok=True)
+        return reply
+
+    grid.tamper = listen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "_AGAIN", 0.1)
+        serve(config, grid, RUN)
+    assert "names files" in "".join(replies)
+    assert not any("jane" in reply for reply in replies)
 
 
 def test_a_server_that_names_its_run_strangely() -> None:
@@ -585,13 +768,20 @@ def tell_metrics(letter: Letter) -> Letter:
     return Letter(letter.tensors, notes)
 
 
-LIES = {
+LIES: dict[str, Callable[[Letter], Letter]] = {
     "shorter": shorten,
     "no tensors": lambda letter: Letter({}, letter.notes),
     "no notes": lambda letter: Letter(letter.tensors, {}),
     "nothing": lambda letter: Letter(),
     "boast": boast,
     "metrics": tell_metrics,
+    "other types": lambda letter: Letter(
+        {group: {n: t.half() for n, t in named.items()} for group, named in letter.tensors.items()}, letter.notes
+    ),
+    "long": lambda letter: Letter(
+        {g: {n: t * (9 if "upload.update" in g else 1) for n, t in ts.items()} for g, ts in letter.tensors.items()},
+        letter.notes,
+    ),
     "texts": lambda letter: Letter({}, {name: {"x": "y"} for name in letter.notes}),
 }
 
@@ -611,6 +801,10 @@ def test_a_site_that_lies_does_no_harm(lie: str) -> None:
     grid.tamper = tamper
     serve(config, grid, RUN)
     rows = contents("flower")["rows"]
-    expected = {"metrics": ["4.0", "4.0"], "boast": ["4.0", "3.0"]}  # counts come with the second round's answer
+    expected = {
+        "metrics": ["4.0", "4.0"],
+        "long": ["4.0", "4.0"],
+        "boast": ["4.0", "3.0"],
+    }  # counts come with the second round's answer
     assert [row["clients"] for row in rows] == expected.get(lie, ["3.0", "3.0"])
     assert all(0 <= float(row["test/acc"]) < 1 for row in rows)

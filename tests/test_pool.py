@@ -20,7 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import Lines, Mortal, digits, experiment, same
+from helpers import Lines, Mortal, contents, digits, experiment, same
 from jdfl_lightning import Experiment, LocalBackend, PoolBackend, TrainerOptions, algorithms, fit
 from jdfl_lightning.backends.dispatch import HELD, Dispatcher, Job, Worker
 from jdfl_lightning.backends.local import LocalRunner
@@ -28,6 +28,7 @@ from jdfl_lightning.backends.pool import _Process, best_workers, wait_for
 from jdfl_lightning.backends.worker import encode
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site
+from jdfl_lightning.config import Checkpointing
 from jdfl_lightning.data.cache import decode_all, image_file
 from jdfl_lightning.errors import InputError, Note, StorageError
 from jdfl_lightning.evaluation import Evaluation, Scores
@@ -50,6 +51,17 @@ def test_same_bits_as_one_process(algorithm: str, supervision: str) -> None:
         rule = getattr(algorithms, algorithm)()
         fit(experiment(algorithm=rule, supervision=supervision, backend=backend, run_dir=name, rounds=3))
     assert same("local", "pool")
+
+
+@pytest.mark.parametrize(("every", "keep"), [(2, 1), (3, 2)])
+def test_rare_checkpoints_beside_a_round_under_way(every: int, keep: int) -> None:
+    """A best round is saved while the next one trains: what that has written already stays, and nothing else does."""
+    settings = {"algorithm": algorithms.FedDC(), "checkpoint": Checkpointing(every=every, keep=keep), "rounds": 7}
+    for name, backend in (("local", LocalBackend()), ("pool", POOL)):
+        fit(experiment(supervision="base", backend=backend, run_dir=name, lr=0.2, client_fraction=0.5, **settings))
+    ours, theirs = contents("local"), contents("pool")
+    assert ours["rows"] == theirs["rows"]
+    assert ours["last.safetensors"] == theirs["last.safetensors"]
 
 
 def test_running_statistics() -> None:

@@ -111,8 +111,8 @@ class TestOnOneCluster:
 
     def test_what_a_cluster_has_no_room_for(self) -> None:
         for backend, message in (
-            (RayBackend(cpus=3), "--backend.cpus to be at most the cluster's 2 but got 3"),
-            (RayBackend(gpus=0.5), "--backend.gpus to be at most the cluster's 0 but got 0.5"),
+            (RayBackend(cpus=3), "--backend.cpus to be at most the 2 of one machine but got 3"),
+            (RayBackend(gpus=0.5), "--backend.gpus to be at most the 0 of one machine but got 0.5"),
         ):
             with pytest.raises(InputError, match=message):
                 fit(experiment(supervision="base", backend=backend))

@@ -489,3 +489,22 @@ def test_a_damaged_table_is_named() -> None:
     Path("cut/metrics.csv").write_bytes(b"round,test/acc\n\xff\xfe,1\n")
     with pytest.raises(StorageError, match=r"metrics\.csv"):
         fit(experiment(resume="cut", rounds=2, supervision="base"))
+
+
+class Listing(Display):
+    """Takes down which states there are after each round."""
+
+    def __init__(self) -> None:
+        self.files: list[set[str]] = []
+
+    def round(self, number: int, total: int, metrics: dict[str, float]) -> None:
+        self.files.append({file.stem for file in Path("run/clients").iterdir()})
+
+
+def test_states_between_checkpoints_do_not_pile_up() -> None:
+    """What a round replaces goes at once, unless a checkpoint names it."""
+    listing = Listing()
+    options = {"algorithm": algorithms.FedDyn(), "checkpoint": Checkpointing(every=4, keep=1), "supervision": "base"}
+    fit(experiment(rounds=9, run_dir="run", **options), listing)
+    assert max(map(len, listing.files)) <= 2 * 4  # of 4 clients: what the kept checkpoint names, and the newest
+    assert listing.files[-1] == {f"{client}-9" for client in range(4)}

@@ -142,7 +142,8 @@ class ClientStates:
             since: the last round whose state was accepted; states of later rounds are of rounds that never were.
             oldest: the round before which only the newest state can still be needed.
         """
-        rounds = sorted(int(file.stem.partition("-")[2]) for file in self.folder.glob(f"{client}-*.safetensors"))
+        names = [file.stem.partition("-")[2] for file in self.folder.glob(f"{client}-*.safetensors")]
+        rounds = sorted(int(name) for name in names if name.isdecimal())
         accepted = [round for round in rounds if round <= since]
         for round in [*rounds[len(accepted) :], *[round for round in accepted if round < oldest][:-1]]:
             self.remove(client, round)
@@ -151,12 +152,19 @@ class ClientStates:
         """Remove a client's state of a round."""
         self._file(client, round).unlink(missing_ok=True)
 
-    def retain(self, wanted: Iterable[tuple[int, int]]) -> None:
-        """Remove all files but the states of these (client, round)."""
+    def retain(self, wanted: Iterable[tuple[int, int]], under_way: int | None = None) -> None:
+        """Remove all files but the states of these (client, round), and those of rounds that are under way.
+
+        Args:
+            wanted: the states to keep.
+            under_way: the first round that may be; none if there is none.
+        """
         keep = {self._file(*key).name for key in wanted}
         if self.folder.is_dir():
             for name in os.listdir(self.folder):  # noqa: PTH208 - there may be many, and no path is needed for most
-                if name not in keep:
+                number = name.partition("-")[2].partition(".")[0]
+                later = under_way is not None and number.isdecimal() and int(number) >= under_way
+                if name not in keep and not later:
                     (self.folder / name).unlink(missing_ok=True)
 
 
@@ -222,7 +230,7 @@ class Checkpoints:
         save_record(self.file(about.round), record | tables, stored)
         self._named[about.round] = about.clients
         if last or self._saved % _SCAN == 0:
-            self.clean(about.round)
+            self.clean(about.round, over=last)
         else:
             self._drop()
         self._saved += 1
@@ -236,8 +244,28 @@ class Checkpoints:
                     self.states.remove(client, round)
             self.file(oldest).unlink(missing_ok=True)
 
-    def clean(self, newest: int) -> None:
-        """Look through all files and remove those that the kept checkpoints, from one round back, do not need."""
+    def supersede(self, before: Mapping[int, int], state: dict[int, int], round: int) -> None:
+        """Remove the states that a round has replaced, unless a kept checkpoint names them.
+
+        Args:
+            before: the round of each client's state before the round.
+            state: after it; those of the round come last.
+            round: the round.
+        """
+        for client, newest in reversed(state.items()):
+            if newest != round:
+                return
+            old = before.get(client)
+            if old is not None and all(named.get(client) != old for named in self._named.values()):
+                self.states.remove(client, old)
+
+    def clean(self, newest: int, over: bool = True) -> None:
+        """Look through all files and remove those that the kept checkpoints, from one round back, do not need.
+
+        Args:
+            newest: the last round that counts.
+            over: whether nobody is at a later round, whose states are then of rounds that never were.
+        """
         kept = [round for round in self.rounds() if round <= newest][: self.keep]
         named: dict[int, dict[int, int]] = {}
         for round in kept:
@@ -249,7 +277,9 @@ class Checkpoints:
             if file not in map(self.file, kept):
                 file.unlink(missing_ok=True)
         self._named = named
-        self.states.retain(pair for clients in named.values() for pair in clients.items())
+        self.states.retain(
+            (pair for clients in named.values() for pair in clients.items()), None if over else newest + 1
+        )
 
     def load(self, file: Path, states_here: bool = True) -> tuple[Record, About]:
         """Read a checkpoint and make sure that every state it names is whole, if they are here."""

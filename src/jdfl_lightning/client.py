@@ -69,6 +69,8 @@ class Site:
         if num_domains != module.head.num_domains:
             module.head = self._new_head(num_domains)
         module.targets = targets if targets is not None else PlainTargets()
+        for part in (module.backbone, module.head):  # a process that has not trained yet has single precision
+            part.to(weights["head.weight"].dtype)
         with torch.no_grad():
             for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
                 for name, tensor in live.items():

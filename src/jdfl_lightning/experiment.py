@@ -72,11 +72,11 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
             display.say(f"run folder: {folder}" + (f", going on after round {reached.state.round}" if reached else ""))
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
-            if reached is not None:
-                Checkpoints(folder, experiment.checkpoint.keep).clean(reached.state.round)
             best = forget_rounds(folder, reached.state.round if reached else 0)
             with after_current_client(display.say) as check:
                 journal = RunJournal(experiment, folder, data, logger, display, best, check)
+                if reached is not None:
+                    journal.go_on(reached.state)
                 try:
                     _run(experiment, site, journal, reached, updates)
                 except (KeyboardInterrupt, InputError) as error:

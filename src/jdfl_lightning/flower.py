@@ -19,7 +19,7 @@ from jdfl_lightning.backends.base import describe
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.display import open_display
 from jdfl_lightning.federation.server import Mail, fit_federation
-from jdfl_lightning.federation.site import SiteWorker
+from jdfl_lightning.federation.site import SiteWorker, discreet
 from jdfl_lightning.federation.wire import Letter, write_facts
 from jdfl_lightning.report.run import run_table
 
@@ -68,7 +68,7 @@ def make_client_app(config: str | Path) -> ClientApp:
                 workers[key] = SiteWorker(arguments(config, context.run_config, at_site=True), context.node_config)
             letter = work(workers[key])
         except Exception as error:  # said in words: what Flower tells of an exception is no use to the server's user
-            letter = Letter(notes={"error": {"reason": describe(error)}})
+            letter = Letter(notes={"error": {"reason": discreet(describe(error))}})
             _LOG.error(describe(error))
         return Message(to_records(letter), reply_to=message)
 
@@ -127,9 +127,12 @@ class FlowerMail(Mail):
             if message.has_error():
                 answer = f"Flower says: {message.error.reason or 'error'} (code {message.error.code})"
             else:
-                answer = from_records(message.content)
-                if "error" in answer.notes:
-                    answer = str(answer.notes["error"].get("reason"))
+                try:
+                    answer = from_records(message.content)
+                    if "error" in answer.notes:
+                        answer = str(answer.notes["error"].get("reason"))
+                except Exception as error:  # whatever a site sends
+                    answer = f"its answer cannot be read: {error!r}"
             found[message.metadata.reply_to_message_id] = answer
         return found
 

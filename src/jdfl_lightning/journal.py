@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lightning.pytorch.loggers import Logger
@@ -43,6 +43,12 @@ class RunJournal(Journal):
         self.logger, self.display, self.best, self.check = logger, display, best, check
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float]] | None = None
+        self._states: Mapping[int, int] = {}
+
+    def go_on(self, state: ServerState) -> None:
+        """Take over what an earlier run has left, and remove what it no longer needs."""
+        self._checkpoints.clean(state.round)
+        self._states = state.clients
 
     def step(self, what: str, done: int, total: int) -> None:
         """Move the display; stop here if that was asked for."""
@@ -56,10 +62,13 @@ class RunJournal(Journal):
     def refused(self, round: int, client: int, reason: str) -> None:
         """Say who does not enter the round, and why."""
         self.display.say(f"round {round}: client {client} does not count: {reason}")
+        self._checkpoints.states.remove(client, round)
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Write a checkpoint, if it is the round's turn."""
         self._unsaved = state, metrics
+        self._checkpoints.supersede(self._states, state.clients, state.round)
+        self._states = state.clients
         if state.round % self.experiment.checkpoint.every == 0 or state.round == self.experiment.rounds:
             self.save()
 
@@ -75,7 +84,8 @@ class RunJournal(Journal):
 
     def evaluated(self, report: RoundReport) -> None:
         """Write, log and show a round's metrics; keep its weights as the last ones and, if so, as the best."""
-        improved = report.scores.overall > self.best
+        judged = not any(math.isnan(score) for score in report.scores.domains.values())  # by all domains
+        improved = judged and report.scores.overall > self.best
         if improved:
             self.best = report.scores.overall
         best = self.best if math.isfinite(self.best) else float("nan")

@@ -90,7 +90,10 @@ def update_of(result: FitResult | FitFailure) -> Tensor | str:
     update = result.upload.get("update", {}).get("u")
     if update is None or update.dim() != 1 or update.dtype != torch.float32:
         return "what it sent is no update vector"
-    return flaw(update) or update
+    problem = flaw(update)
+    if problem is None and not 0.99 < float(update.double().norm()) < 1.01:
+        problem = "its update is not of length 1"
+    return problem or update
 
 
 def welcome(

@@ -7,8 +7,9 @@ import os
 import pickle
 import secrets
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, without_images
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.errors import InputError, Note, require
 from jdfl_lightning.evaluation import evaluate
 from jdfl_lightning.memory import reuse_memory
 from jdfl_lightning.messages import DISCOVERY, FitTask
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from jdfl_lightning.config import Experiment
 
+_PATIENCE = 60.0
+"""Seconds without any actor after which the user is told."""
 _STARTS = 3
 """Actors that may end one after the other before one of them was ready."""
 
@@ -71,7 +74,8 @@ class RayBackend(Backend):
     def open(self, experiment: Experiment, states: ClientStates) -> Iterator[Runner]:
         """Join the cluster, or start one, and start the actors."""
         with _joined(self.address) as ray:
-            actors = self._count(ray.cluster_resources(), experiment.clients_per_round)
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            actors = self._count(nodes, experiment.clients_per_round)
             with _marked(states.folder.absolute()) as marker:
                 cluster = _Cluster(ray, self, experiment, states, marker)
                 sizes = experiment.data.client_sizes
@@ -81,14 +85,15 @@ class RayBackend(Backend):
                 finally:
                     runner.close()
 
-    def _count(self, resources: dict[str, float], clients: int) -> int:
-        """Return the number of actors; raise an `InputError` if the cluster has no room for one."""
-        room = int(resources.get("CPU", 0) // self.cpus)
-        require(room > 0, "--backend.cpus", f"at most the cluster's {resources.get('CPU', 0):.0f}", self.cpus)
-        if self.gpus:
-            share = int(resources.get("GPU", 0) / self.gpus)
-            require(share > 0, "--backend.gpus", f"at most the cluster's {resources.get('GPU', 0):g}", self.gpus)
-            room = min(room, share)
+    def _count(self, nodes: Sequence[Mapping[str, float]], clients: int) -> int:
+        """Return the number of actors; raise an `InputError` if no machine of the cluster has room for one."""
+        cpus, gpus = (max((node.get(kind, 0) for node in nodes), default=0) for kind in ("CPU", "GPU"))
+        require(cpus >= self.cpus, "--backend.cpus", f"at most the {cpus:.0f} of one machine", self.cpus)
+        require(gpus >= self.gpus, "--backend.gpus", f"at most the {gpus:g} of one machine", self.gpus)
+        room = 0
+        for node in nodes:
+            share = int(node.get("CPU", 0) // self.cpus)
+            room += min(share, int(node.get("GPU", 0) / self.gpus)) if self.gpus else share
         return min(room, clients) if self.actors == "auto" else self.actors
 
 
@@ -197,6 +202,7 @@ class _Cluster:
         self._settings = sent, images, options.cpus, states.folder.absolute(), *marker
         self._common: tuple[bytes, Any] | None = None
         self._failed_starts = 0
+        self._told = False
 
     def start(self) -> tuple[Any, Any]:
         """Start an actor; return it, and what it answers once it is ready."""
@@ -224,9 +230,15 @@ class _Cluster:
 
     def wait(self, workers: Sequence[_Actor]) -> list[Worker]:
         """Wait until some of the actors have answered or are gone."""
-        by_answer = {worker.answer: worker for worker in workers}
-        answered, _ = self.ray.wait(list(by_answer), num_returns=1, fetch_local=False)
-        return [by_answer[answer] for answer in answered]
+        by_answer, start = {worker.answer: worker for worker in workers}, time.monotonic()
+        while True:
+            answered, _ = self.ray.wait(list(by_answer), num_returns=1, timeout=1.0, fetch_local=False)
+            if answered:
+                return [by_answer[answer] for answer in answered]
+            idle = not any(worker.ready for worker in workers) and time.monotonic() - start > _PATIENCE
+            if idle and not self._told:
+                self._told = True
+                warnings.warn("Waiting for room on the Ray cluster: no actor could be started yet.", Note, stacklevel=2)
 
 
 class _Actor(Worker):

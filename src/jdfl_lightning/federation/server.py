@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from jdfl_lightning.backends import Backend, Runner
 from jdfl_lightning.checkpoint import ClientStates, write_whole
 from jdfl_lightning.config import Experiment, as_dict
@@ -30,13 +32,15 @@ from jdfl_lightning.federation.wire import (
     write_orders,
     write_request,
 )
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
-from jdfl_lightning.resume import fixed_settings
+from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.resume import find_run, fixed_settings
 from jdfl_lightning.run_folder import Run
 from jdfl_lightning.tensors import Tensors
 
 _RUN = "federation.json"
 """File of a run folder that names the run for its sites."""
+_PRECISIONS = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+"""Types that training leaves weights in, if not in the one that they were sent in."""
 _AGAIN = 60.0
 """Seconds after which a node that cannot take part is asked again who it is."""
 
@@ -102,6 +106,7 @@ def fit_federation(experiment: Experiment, mail: Mail, display: Display) -> Run:
         mail: how sites are reached.
         display: where progress is shown.
     """
+    find_run(experiment)  # what is wrong with the settings is told before anybody is waited for
     backend = experiment.backend if isinstance(experiment.backend, SitesBackend) else SitesBackend()
     backend.federation = Federation(mail, backend, display.say)
     data, sites = experiment.data, backend.federation.gather(experiment.data.num_clients)
@@ -138,9 +143,12 @@ class Federation:
         self._late: dict[int, tuple[str, float]] = {}
         """The letter that a node did not answer in time, and until when that may still come."""
         self._node_of: dict[int, int] = {}
+        self._gathering: int | None = None
+        """Clients that are waited for, before the run begins."""
 
     def gather(self, num_clients: int) -> list[Facts]:
         """Wait until the sites of all clients are there; return what they say, in the order of their numbers."""
+        self._gathering = num_clients
         self.meet()
         told = -1
         while (found := sum(len(facts.clients) for facts in self.sites.values())) < num_clients:
@@ -153,6 +161,7 @@ class Federation:
             raise InputError(
                 f"Expected --data.num_clients to be {found}, the clients of all sites, but got {num_clients}."
             )
+        self._gathering = None
         return [self.sites[site] for site in sorted(self.sites)]
 
     def node_of(self, site: int) -> int | None:
@@ -176,14 +185,23 @@ class Federation:
             try:
                 if isinstance(answer, str):
                     raise InputError(answer)
-                self._enter(node, read_facts(answer))
+                self._enter(node, read_facts(answer), present)
             except InputError as error:
                 self._not_before[node] = time.monotonic() + _AGAIN
                 self.say(f"node {node} cannot take part: {error}")
         self._asked = {letter: node for letter, node in self._asked.items() if node in present}
+        if self._gathering is not None:  # a site that has gone may come back as another
+            self._met = {node: site for node, site in self._met.items() if node in present}
+            self.sites = {site: facts for site, facts in self.sites.items() if site in self._met.values()}
         self._node_of = {site: node for node, site in self._met.items() if node in present}  # the newest, if several
 
-    def _enter(self, node: int, facts: Facts) -> None:
+    def _enter(self, node: int, facts: Facts, present: set[int]) -> None:
+        """Take in a site, unless it does not fit those that are there."""
+        taken = [other for other, site in self._met.items() if site == facts.site and other in present - {node}]
+        if taken:
+            raise InputError(f"site {facts.site} is there already, as node {taken[0]}: look at partition-id.")
+        if not facts.own and self._gathering is not None and max(facts.clients) >= self._gathering:
+            raise InputError(f"it has a client {max(facts.clients)} but there are {self._gathering}.")
         before = self.sites.get(facts.site)
         if before is not None and replace(before, version="") != replace(facts, version=""):
             raise InputError(f"site {facts.site} had other clients or images, or its number is taken.")
@@ -192,6 +210,8 @@ class Federation:
                 raise InputError(f"its classes {facts.classes} are not those of site {other.site}, {other.classes}.")
             if not facts.own and other.site != facts.site and set(other.clients) & set(facts.clients):
                 raise InputError(f"it has clients that site {other.site} has too: look at num-partitions.")
+            if not facts.own and other.fingerprint != facts.fingerprint:
+                raise InputError(f"its copy of the data set is not that of site {other.site}.")
             if other.version != facts.version:
                 self.say(f"site {facts.site} has {facts.version}, site {other.site} {other.version}")
         self.sites[facts.site] = facts
@@ -246,8 +266,19 @@ class _Sent:
     node: int
     letter: str
     until: float
-    clients: list[int]
-    """Those of its tasks."""
+    tasks: dict[int, FitTask]
+    """By client."""
+
+    @property
+    def clients(self) -> list[int]:
+        """Those of its tasks."""
+        return list(self.tasks)
+
+
+def _sent(task: FitTask, name: str) -> torch.dtype | None:
+    """Return the type that a tensor was sent in, if it was."""
+    tensor = task.weights.get(name, task.buffers.get(name))
+    return None if tensor is None else tensor.dtype
 
 
 class SitesRunner(Runner):
@@ -263,6 +294,7 @@ class SitesRunner(Runner):
         self._experiment, self._federation, self._run = experiment, federation, run
         self._settings = json.dumps(fixed_settings(as_dict(experiment)))
         self._judging: _Judging | None = None
+        self._begun = False
         self._first: dict[int, int] = {}
         self._site_of: dict[int, int] = {}
         number = 0
@@ -276,7 +308,12 @@ class SitesRunner(Runner):
         """Send every site its tasks at once; take the answers in the order of the tasks, one site's at a time."""
         if not tasks:
             return
-        self._await_sites([self._site_of[task.client] for task in tasks])
+        discovery = (
+            tasks[0].round == DISCOVERY and not self._begun
+        )  # which decides for all rounds: nobody should miss it
+        self._begun = True
+        needed = len(tasks) if discovery else min(self._experiment.min_clients, len(tasks))
+        self._await_sites([self._site_of[task.client] for task in tasks], needed)
         judging = self._judging
         if judging is not None and judging.sent:
             judging = None
@@ -292,10 +329,10 @@ class SitesRunner(Runner):
             absent = FitFailure(task.client, f"its site, {site}, is not there or still at an earlier task")
             yield results.pop(task.client, absent)
 
-    def _await_sites(self, sites: Sequence[int]) -> None:
+    def _await_sites(self, sites: Sequence[int], needed: int) -> None:
         """Look who is there; where that is too few for the round to count, wait for them to come back."""
         self._federation.meet()
-        needed, told = min(self._experiment.min_clients, len(sites)), False
+        told = False
         until = time.monotonic() + self._federation.backend.timeout
         while sum(self._federation.node_of(site) is not None for site in sites) < needed:
             if not told:
@@ -317,7 +354,7 @@ class SitesRunner(Runner):
         ids = self._federation.mail.send(letters, False, 2 * seconds) if letters else {}  # it may come, too late
         until = time.monotonic() + seconds
         sent = {
-            site: _Sent(site, node, ids[node], until, [task.client for task in own[site]])
+            site: _Sent(site, node, ids[node], until, {task.client: task for task in own[site]})
             for site, node in nodes.items()
             if node in ids
         }
@@ -337,13 +374,40 @@ class SitesRunner(Runner):
         answer = self._federation.hear(sent.node, sent.letter, sent.until)
         try:
             if not isinstance(answer, str):
-                return read_answer(answer, sent.clients)
+                return self._checked(read_answer(answer, sent.clients), sent)
             reason = answer
         except InputError as error:
             reason = str(error)
         if not sent.clients:
             self._federation.say(f"site {sent.site} did not judge the model: {reason}")
         return Answer([FitFailure(client, reason) for client in sent.clients])
+
+    def _checked(self, answer: Answer, sent: _Sent) -> Answer:
+        """Take a site's word for what only it can know: not for how much it counts, nor for others' domains."""
+        results: list[FitResult | FitFailure] = []
+        for result in answer.results:
+            if isinstance(result, FitResult):
+                task = sent.tasks[result.client]
+                precision = _PRECISIONS.get(self._experiment.trainer.precision)
+                wrong = [
+                    name
+                    for name, tensor in {**result.weights, **result.buffers}.items()
+                    if tensor.is_floating_point() and tensor.dtype != (precision or _sent(task, name))
+                ]
+                if wrong:
+                    results.append(
+                        FitFailure(result.client, f"its {wrong[0]} is of another type than --trainer.precision")
+                    )
+                    continue
+                size = self._experiment.data.client_sizes[result.client]
+                result = replace(result, num_examples=size, weight=task.weight)
+            results.append(result)
+        known = self._federation.sites[sent.site].domains
+        counts = {
+            name: {domain: pair for domain, pair in found.items() if domain in known}
+            for name, found in answer.counts.items()
+        }
+        return Answer(results, counts, answer.seconds)
 
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
         """Have the models judged at all sites, along with the next round's tasks."""

@@ -20,10 +20,10 @@ from jdfl_lightning.client import Site
 from jdfl_lightning.config import as_dict, parse_experiment
 from jdfl_lightning.data import ImageFolderDomains, SiteFolders
 from jdfl_lightning.errors import InputError, StorageError, require
-from jdfl_lightning.evaluation import count
+from jdfl_lightning.evaluation import Counts, count
 from jdfl_lightning.federation.wire import Answer, Facts, Letter, Orders, read_orders, read_request, write_answer
 from jdfl_lightning.memory import reuse_memory
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
 from jdfl_lightning.resume import fixed_settings, require_equal
 
 Value = bool | bytes | float | int | str
@@ -35,6 +35,16 @@ def _number(options: Mapping[str, Value], name: str, default: int | None = None)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InputError(f"Expected the site's {name} to be a number from 0 but got {value!r}.")
     return value
+
+
+def discreet(reason: str) -> str:
+    """Return what of an error may leave a site: its last line, unless that names a file.
+
+    >>> discreet("Traceback ...\\nKeyError: 'no such luck'"), discreet("no image /data/jane.png")
+    ("KeyError: 'no such luck'", 'an error that names files: its log has it')
+    """
+    line = (reason.splitlines() or ["?"])[-1]
+    return "an error that names files: its log has it" if "/" in line or "\\" in line else line
 
 
 class SiteWorker:
@@ -55,7 +65,7 @@ class SiteWorker:
         own = isinstance(data, SiteFolders)
         if isinstance(data, SiteFolders):
             if root is None:
-                raise InputError("Expected the site's data-root: the folder of its images, as <class>/<image>.")
+                raise InputError("Expected the site's data-root: the folder of its images.")
             data.stand_alone(self.number, str(root))
         elif isinstance(data, ImageFolderDomains) and root is not None:
             data.root = str(root)
@@ -87,17 +97,25 @@ class SiteWorker:
         if self._site is None or self._site.first != orders.first:
             self._site = Site(self.experiment, orders.first)
         request = read_request(letter)
+        here = {orders.first + client for client in self.facts.clients} if self.facts.own else {*self.facts.clients}
+        if strangers := {task.client for task in request.tasks} - here:
+            raise InputError(f"Expected tasks for the clients of site {self.number} but got some for {strangers}.")
         states = ClientStates(self._folder / orders.run / f"site{self.number}")
         start = time.perf_counter()
         results = [self._fit(LocalRunner(self._site, states), states, task) for task in request.tasks]
-        for result in results:
+        for place, result in enumerate(results):
             if isinstance(result, FitFailure):
                 say(f"client {result.client} failed: {result.reason}")
+                results[place] = FitFailure(result.client, discreet(result.reason))
         if results:
             clients = ", ".join(str(result.client) for result in results)
             say(f"round {request.tasks[0].round}: trained client {clients} in {time.perf_counter() - start:.1f} s")
         start = time.perf_counter()
-        counts = {name: count(self._site, weights, request.buffers) for name, weights in request.models.items()}
+        counts: dict[str, Counts] = {}
+        try:
+            counts = {name: count(self._site, weights, request.buffers) for name, weights in request.models.items()}
+        except Exception as error:  # what was trained counts all the same
+            say(f"judging failed: {describe(error)}")
         if counts:
             say(f"judged {len(counts)} model(s) in {time.perf_counter() - start:.1f} s")
         return write_answer(Answer(results, counts, time.perf_counter() - start))
@@ -117,7 +135,8 @@ class SiteWorker:
     def _fit(self, runner: LocalRunner, states: ClientStates, task: FitTask) -> FitResult | FitFailure:
         options = self.experiment.checkpoint
         try:
-            states.settle(task.client, task.since, task.round - 1 - options.every * options.keep)
+            if task.round != DISCOVERY:  # which knows nothing of states
+                states.settle(task.client, task.since, task.round - 1 - options.every * options.keep)
             return next(iter(runner.fit([task])))
         except StorageError as error:  # the site's disk is not everybody's
             return FitFailure(task.client, describe(error))

@@ -81,6 +81,8 @@ class Answer:
     """Time that judging took."""
 
 
+_MOST = 2**31
+"""More images than anybody has."""
 _CLIENTS = ("train/", "norm/client/")
 """Start of the names of what a client has to tell; other metrics are not its business."""
 _NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in ("weights", "buffers", "server", "table")]
@@ -105,10 +107,19 @@ def read_facts(letter: Letter) -> Facts:
             fingerprint=str(note["fingerprint"]),
             version=str(note["version"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a site sends
         raise InputError(f"Expected a site to say who it is but it cannot be read: {error!r}.") from error
-    if not facts.clients or len(facts.clients) != len(facts.sizes) or min(facts.sizes) < 0:
-        raise InputError("Expected a site with clients and the number of images of each.")
+    count = len(facts.clients)
+    ids = (
+        facts.clients == list(range(count)) if facts.own else len({*facts.clients}) == count and min(facts.clients) >= 0
+    )
+    if not count or not ids or len(facts.sizes) != count or not 0 < min(facts.sizes) <= max(facts.sizes) < _MOST:
+        raise InputError("Expected a site with clients of its own, and the number of images of each.")
+    names = [f"site{facts.site}"] if facts.own else facts.domains
+    if facts.site < 0 or facts.domains != names or len({*names, "overall", "worst", "spread"}) != len(names) + 3:
+        raise InputError("Expected a site with a number from 0, and distinct names of what it tells accuracies of.")
+    if not facts.classes or len({*facts.classes}) != len(facts.classes):
+        raise InputError("Expected a site with distinct classes.")
     return facts
 
 
@@ -160,7 +171,8 @@ def read_request(letter: Letter) -> Request:
     tasks = []
     for name, note in letter.notes.items():
         if name.startswith("task."):
-            values = {key: note[key] for key in _NUMBERS} | {"every_epoch": bool(note["every_epoch"])}
+            values: dict[str, Any] = {key: (float if key == "weight" else int)(note[key]) for key in _NUMBERS}
+            values["every_epoch"] = bool(values["every_epoch"])
             tasks.append(FitTask(**values, weights=weights, buffers=buffers, server=server, table=table))
     names = letter.notes.get("models", {}).get("names", [])
     models = {name: tensors.get(f"model.{name}", weights) for name in names}
@@ -201,11 +213,11 @@ def read_answer(letter: Letter, clients: Sequence[int]) -> Answer:
         for name, note in letter.notes.items():
             if name.startswith("counts."):
                 numbers = list(zip(map(int, note["right"]), map(int, note["seen"]), strict=True))
-                if not all(0 <= right <= seen for right, seen in numbers):
+                if not all(0 <= right <= seen < _MOST for right, seen in numbers):
                     raise ValueError("more images right than there are")
                 counts[name.removeprefix("counts.")] = dict(zip(note["domains"], numbers, strict=True))
         return Answer(results, counts, float(letter.notes["judged"]["seconds"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a site sends
         raise InputError(f"Expected a site's answer but it cannot be read: {error!r}.") from error
 
 
