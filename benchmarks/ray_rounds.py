@@ -17,6 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from random_images import RandomImages
 from timing import write_section
 
@@ -32,7 +33,7 @@ LOG = "JDFL_BENCHMARK_LOG"
 class Timed(backend.Clients):
     """An actor that writes down how long it works."""
 
-    def do(self, *arguments: Any) -> bytes:
+    def do(self, *arguments: Any) -> np.ndarray:
         """Do a job and add its seconds to this actor's file."""
         start = time.perf_counter()
         answer = super().do(*arguments)

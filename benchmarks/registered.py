@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Clock(Display):
         self.work: list[float] = []
         self.memory: list[float] = []
 
-    def round(self, number: int, total: int, metrics: dict[str, float]) -> None:
+    def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         """A round has ended."""
         self.ends.append(time.perf_counter())
         self.work.append(time.process_time())

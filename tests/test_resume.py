@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -497,7 +497,7 @@ class Listing(Display):
     def __init__(self) -> None:
         self.files: list[set[str]] = []
 
-    def round(self, number: int, total: int, metrics: dict[str, float]) -> None:
+    def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         self.files.append({file.stem for file in Path("run/clients").iterdir()})
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
 from jdfl_lightning.backends.base import Backend, Runner, describe, fit_with_state, init_state
@@ -29,8 +30,6 @@ from jdfl_lightning.messages import DISCOVERY, FitTask
 from jdfl_lightning.tensors import Record
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from jdfl_lightning.config import Experiment
 
 _PATIENCE = 60.0
@@ -166,12 +165,16 @@ class Clients:
         self._states = ClientStates(folder) if shared else None
         return shared
 
-    def do(self, kind: str, content: bytes, common: list[Any], state: bytes | None) -> bytes:
-        """Do a job; return (done, failed or storage), the answer, and the client's state if it is to be carried."""
+    def do(self, kind: str, content: bytes, common: list[Any], state: bytes | None) -> np.ndarray:
+        """Do a job; return (done, failed or storage), the answer, and the client's state if it is to be carried.
+
+        As an array of bytes, which the object store takes and gives without a copy of its own.
+        """
         try:
-            return encode(self._do(kind, pickle.loads(content), common, state))
+            answer = encode(self._do(kind, pickle.loads(content), common, state))
         except Exception as error:
-            return encode((*failure(error), None))
+            answer = encode((*failure(error), None))
+        return np.frombuffer(answer, np.uint8)
 
     def _do(self, kind: str, content: Any, common: list[Any], state: bytes | None) -> tuple[str, Any, Record | None]:
         if kind == "evaluate":
