@@ -74,7 +74,8 @@ def main() -> None:
                 down, up = rows[-1]["bytes/down"] / 1e6, rows[-1]["bytes/up"] / 1e6
                 length = f"{statistics.median(seconds):.1f} ({seconds[0]:.1f} to {seconds[-1]:.1f})"
                 training = statistics.median(map(float, trained))
-                traffic = f"{down:.1f} | {up:.1f} | {status['network-traffic']}"
+                total = status["network-traffic"]["total-bytes"] / 1e6
+                traffic = f"{down:.1f} | {up:.1f} | {total:.0f} MB"
                 lines.append(f"| {algorithm} | {supervision} | {length} | {training:.1f} | {traffic} |")
                 print(lines[-1], flush=True)
         finally:
