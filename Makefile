@@ -1,14 +1,15 @@
-# make fit    the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
-# make test   the same environment with the extra `test`; lint, types, doctests and tests
-# make bench  all benchmarks, in about an hour on two cores; they write their tables into docs/
-# make wheel  build the wheel, install it alone in an empty environment and run it outside the checkout
+# make fit        the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
+# make test       the same environment with the extra `test`; lint, types, doctests and tests
+# make bench      all benchmarks, in about an hour on two cores; they write their tables into docs/
+# make notebooks  run the notebooks and put their outputs into them
+# make wheel      build the wheel, install it alone in an empty environment and run it outside the checkout
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: fit test lint wheel bench clean
+.PHONY: fit test lint wheel bench notebooks clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
@@ -23,6 +24,9 @@ lint: $(VENV)/.installed-test
 
 wheel: $(VENV)/.installed-test
 	$(BIN)/python tests/wheel_check.py
+
+notebooks: $(VENV)/.installed-test
+	$(BIN)/python tests/notebook_outputs.py
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/rounds.py --size 112 --clients 4 --images 800 --turns 3 --algorithms SCAFFOLD FedDyn FedDC
