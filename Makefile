@@ -1,15 +1,16 @@
-# make fit    the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
-# make test   the same environment with the extra `test`; lint, types, doctests and tests
-# make docs   the documentation site, in build/site; a broken link or a missing docstring is an error
-# make bench  all benchmarks, in about an hour on two cores; they write their tables into docs/
-# make wheel  build the wheel, install it alone in an empty environment and run it outside the checkout
+# make fit        the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
+# make test       the same environment with the extra `test`; lint, types, doctests and tests
+# make docs       the documentation site, in build/site; a broken link or a missing docstring is an error
+# make bench      all benchmarks, in about an hour on two cores; they write their tables into docs/
+# make notebooks  run the notebooks and put their outputs into them
+# make wheel      build the wheel, install it alone in an empty environment and run it outside the checkout
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: fit test lint docs wheel bench clean
+.PHONY: fit test lint docs wheel bench notebooks clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
@@ -28,6 +29,9 @@ docs: $(VENV)/.installed-docs
 wheel: $(VENV)/.installed-test
 	$(BIN)/python tests/wheel_check.py
 
+notebooks: $(VENV)/.installed-test
+	$(BIN)/python tests/notebook_outputs.py
+
 bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/rounds.py --size 112 --clients 4 --images 800 --turns 3 --algorithms SCAFFOLD FedDyn FedDC
 	$(BIN)/python benchmarks/rounds.py --size 32 --images 2240 --turns 3
@@ -39,6 +43,9 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/shares.py
 	$(BIN)/python benchmarks/discovery_scale.py
 	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/registered.py
+	$(BIN)/python benchmarks/ray_rounds.py
+	$(BIN)/python benchmarks/flower_rounds.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

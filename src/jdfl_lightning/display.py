@@ -58,8 +58,9 @@ def round_line(number: int, total: int, metrics: Mapping[str, float], left: floa
 
 
 class _TimedDisplay(Display):
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console | None = None) -> None:
+        # in a notebook rich would make a block of HTML of every line
+        self.console = console or Console(force_jupyter=False)
         self._begin: tuple[float, int] | None = None
         self._first_run: float | None = None
 
@@ -87,7 +88,13 @@ class _TimedDisplay(Display):
 
 
 class PlainDisplay(_TimedDisplay):
-    """Plain lines: one for each finished stage and for each round."""
+    """Plain lines: one for each finished stage and for each round.
+
+    In a notebook: ``fit(experiment, PlainDisplay())``.
+
+    Args:
+        console: where the lines go; standard output if not given.
+    """
 
     def step(self, what: str, done: int, total: int) -> None:
         """Say when a long stage is over; the clients of a round are not worth a line."""

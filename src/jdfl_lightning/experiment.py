@@ -47,6 +47,9 @@ from jdfl_lightning.run_folder import (
 )
 from jdfl_lightning.trainer import check_trainer
 
+_DPI = 130
+"""Of the pictures in a run folder."""
+
 
 def fit(experiment: Experiment, display: Display | None = None) -> Run:
     """Run Joint Domain-Class Federated Learning, or go on with a run, and leave a run folder.
@@ -86,7 +89,7 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
             run = read_run(folder)
-            draw_curves(run, folder / CURVES)
+            draw_curves(run).savefig(folder / CURVES, dpi=_DPI)
             log_picture(logger, "curves", folder / CURVES)
             status = "success"
             return run
@@ -174,7 +177,7 @@ def _find(
     else:
         _, found = known
     record = read_discovery(folder)
-    draw_discovery(record, folder / DISCOVERY_FIGURE)
+    draw_discovery(record).savefig(folder / DISCOVERY_FIGURE, dpi=_DPI)
     log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
     if journal.logger is not None and known is None:
         numbers = [name for name in ("num_domains", "ari", "nmi", "bytes_down", "bytes_up") if name in record]

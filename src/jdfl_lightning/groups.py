@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from jdfl_lightning.client import train
-from jdfl_lightning.clustering import Criterion, PseudoDomains, cluster
+from jdfl_lightning.clustering import Criterion, PseudoDomains, cluster, project
 from jdfl_lightning.data.base import Progress, no_progress
 from jdfl_lightning.discovery import DiscoveryProbe, Updates, flaw
 from jdfl_lightning.errors import InputError
@@ -27,7 +27,7 @@ from jdfl_lightning.tensors import snapshot
 from jdfl_lightning.trainer import TrainerOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GroupDomains:
     """Pseudo-domains of named groups of data."""
 
@@ -37,6 +37,10 @@ class GroupDomains:
     """Their normalised updates (groups, D)."""
     found: PseudoDomains
     """What was found in them: how M was chosen, inertias, silhouettes; a group goes by its number."""
+
+    def __repr__(self) -> str:
+        """Show what was found and not the vectors, which have a number for each weight."""
+        return f"GroupDomains(num_domains={self.num_domains}, assignments={self.assignments})"
 
     @property
     def assignments(self) -> dict[str, int]:
@@ -52,6 +56,19 @@ class GroupDomains:
     def centroids(self) -> Tensor:
         """mu_d (M, D), from which `GradedTargets` are made."""
         return self.found.centroids
+
+    def record(self, true_domains: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return what ``discovery.json`` of a run has, by the groups' names, for its tables and its picture.
+
+        Args:
+            true_domains: the true domain of each group, where it is known.
+        """
+        truth = None if true_domains is None else [true_domains[name] for name in self.names]
+        record = self.found.as_json(truth)
+        record["assignments"] = self.assignments
+        if truth is not None:
+            record["true_domains"] = dict(zip(self.names, truth, strict=True))
+        return record | {"projection": dict(zip(self.names, project(self.vectors), strict=True)), "left_out": {}}
 
 
 def discover_domains(

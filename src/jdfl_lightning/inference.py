@@ -65,14 +65,14 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
 
 
 def predict(
-    model: SavedModel, images: Sequence[Path], unreadable: list[str], score: Score | None = None
+    model: SavedModel, images: Sequence[Path], unreadable: list[str] | None = None, score: Score | None = None
 ) -> Iterator[Prediction]:
     """Give a prediction for each image.
 
     Args:
         model: of a run.
         images: their files.
-        unreadable: gets what is wrong with those that cannot be read.
+        unreadable: gets what is wrong with those that cannot be read; the first of them is an error if not given.
         score: how a class is predicted; as in the run if not given.
     """
     num_classes = len(model.class_names)
@@ -86,6 +86,8 @@ def predict(
                 pixels.append(decode(path, model.size))
                 paths.append(path)
             except InputError as error:
+                if unreadable is None:
+                    raise
                 unreadable.append(str(error))
         if not paths:
             continue

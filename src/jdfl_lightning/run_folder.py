@@ -268,7 +268,7 @@ def load_model(folder: Path, which: Which) -> SavedModel:
         raise InputError(f"Expected the weights of a run but {file} is something else.") from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run folder, read."""
 
@@ -279,6 +279,10 @@ class Run:
     """``metrics.csv``, a row for each round."""
     discovery: dict[str, Any] | None
     """``discovery.json``; none for the baseline."""
+
+    def __repr__(self) -> str:
+        """Say which run it is: all that it holds would fill pages."""
+        return f"Run({self.folder}, {len(self.rows)} rounds, best test/acc {self.best['test/acc']:.4f})"
 
     @property
     def domains(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,11 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         self.test_fraction = test_fraction
         self.batch_size = 32
         self.progress: Progress = no_progress
+
+    def __repr__(self) -> str:
+        """Show the arguments."""
+        names = inspect.signature(type(self).__init__).parameters
+        return f"{type(self).__name__}({', '.join(f'{n}={vars(self)[n]!r}' for n in names if n in vars(self))})"
 
     @abstractmethod
     def load(self) -> tuple[Tensor, Tensor, Tensor]:

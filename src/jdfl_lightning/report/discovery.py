@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jdfl_lightning.joint.targets import default_alpha, graded_table
-from jdfl_lightning.report.run import new_figure, plain
+from jdfl_lightning.report.run import Picture, new_figure, plain
 
 _MARKERS = "os^DvP*X<>"
 _MANY = 60
@@ -83,7 +82,7 @@ def graded_weights_table(record: Mapping[str, Any], alpha: float | None, tau: fl
     return table
 
 
-def draw_discovery(record: Mapping[str, Any], file: Path) -> None:
+def draw_discovery(record: Mapping[str, Any]) -> Picture:
     """Draw how M was chosen, how similar the pseudo-domains are, and where the clients lie."""
     figure = new_figure(15, 4.4)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.1, 1, 1.2])
@@ -99,7 +98,7 @@ def draw_discovery(record: Mapping[str, Any], file: Path) -> None:
     middle.set_title("cosine similarity of centroids", loc="left", fontsize=10)
     figure.colorbar(image, ax=middle)
     _draw_clients(right, record)
-    figure.savefig(file, dpi=130)
+    return figure
 
 
 def _draw_choice(axes: Axes, record: Mapping[str, Any]) -> None:
@@ -135,4 +134,4 @@ def _draw_clients(axes: Axes, record: Mapping[str, Any]) -> None:
     for domain, colour in enumerate(colours):
         axes.scatter([], [], c=colour, marker="s", label=f"pseudo-domain {domain}")
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    plain(axes, "first principal component", "second", "clients' updates: colour found, shape true domain")
+    plain(axes, "first principal component", "second", "updates: colour found, shape true domain")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
 from rich.table import Table
 
 from jdfl_lightning.run_folder import DOMAIN_PREFIX, Run, Which
 
 
-def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]]) -> Table:
+def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Table:
     """Return a table of accuracies in per cent: overall, each domain, the worst one.
 
     Args:
@@ -38,9 +39,18 @@ def run_table(run: Run) -> Table:
     return accuracy_table("class-only accuracy (%)", run.ends)
 
 
-def new_figure(width: float, height: float) -> Figure:
+class Picture(Figure):
+    """A figure that a notebook shows, with pyplot or without."""
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png", dpi=100)
+        return out.getvalue()
+
+
+def new_figure(width: float, height: float) -> Picture:
     """Return an empty figure of a size in inches."""
-    return Figure(figsize=(width, height), layout="constrained")
+    return Picture(figsize=(width, height), layout="constrained")
 
 
 def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
@@ -51,7 +61,7 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_curves(run: Run, file: Path) -> None:
+def draw_curves(run: Run) -> Picture:
     """Draw accuracy (overall and for each domain) and training loss against the round."""
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
@@ -70,6 +80,7 @@ def draw_curves(run: Run, file: Path) -> None:
         textcoords="offset points",
         ha="center",
         fontsize=8,
+        bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},  # a domain's curve may pass there
     )
     left.legend(fontsize=8, loc="lower right")
     algorithm = run.config["algorithm"]["class_path"].rpartition(".")[2]
@@ -78,4 +89,6 @@ def draw_curves(run: Run, file: Path) -> None:
     plain(left, "round", "class-only accuracy (%)", title)
     right.plot(rounds, [row["train/loss"] for row in run.rows], lw=1.5, color="tab:gray")
     plain(right, "round", "training loss", "")
-    figure.savefig(file, dpi=130)
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
