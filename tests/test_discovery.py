@@ -141,16 +141,26 @@ def test_best_silhouette_by_hand() -> None:
     assert best_silhouette({}) is None
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 100), m=st.integers(1, 5))
 def test_fewer_dimensions_change_nothing(seed: int, m: int) -> None:
-    """K-means on the vectors themselves, by scikit-learn, finds the same inertia."""
+    """What k-means finds is of the vectors themselves: their inertia, and each with its nearest mean.
+
+    Where it has to find four groups, it finds those that scikit-learn finds in all dimensions. Other numbers of groups
+    have several optima that are almost as good, and which one is reached is chance.
+    """
     vectors, _ = blobs([3, 4, 2, 3], noise=0.5, seed=seed, dim=300)
-    plain = KMeans(m, n_init=30, random_state=0).fit(vectors.double().numpy())
+    exact = vectors.double()
     found = cluster(of(vectors), m, "elbow", 5, seed)
-    assert found.inertias[m] == pytest.approx(plain.inertia_, rel=0.02)
-    if found.inertias[m] == pytest.approx(plain.inertia_, rel=1e-9):
-        assert adjusted_rand_score(plain.labels_, list(found.assignments.values())) == 1
+    labels = torch.tensor(list(found.assignments.values()))
+    means = torch.stack([exact[labels == domain].mean(dim=0) for domain in range(m)])
+    distances = torch.cdist(exact, means)
+    assert found.inertias[m] == pytest.approx(float((exact - means[labels]).square().sum()), rel=1e-6)
+    assert (distances.gather(1, labels[:, None])[:, 0] <= distances.min(dim=1).values + 1e-9).all()
+    if m in (1, 4):
+        plain = KMeans(m, n_init=30, random_state=0).fit(exact.numpy())
+        assert found.inertias[m] == pytest.approx(plain.inertia_, rel=1e-6)
+        assert adjusted_rand_score(plain.labels_, labels) == 1
 
 
 def test_projection_keeps_what_lies_in_a_plane() -> None:
