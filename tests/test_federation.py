@@ -630,6 +630,15 @@ def test_a_site_that_is_late_is_absent_and_left_alone_until_it_answers() -> None
     assert [result.num_steps for result in runner.fit(tasks) if isinstance(result, FitResult)] == [1, 2]
 
 
+def test_a_site_that_comes_after_the_beginning_is_told() -> None:
+    mail = Silent()
+    runner, said = make_runner(mail)
+    mail.present = {0, 1, 2}
+    mail.answers |= {"3": write_answer(Answer([FitResult(0, 1, 1)]))}
+    assert isinstance(next(iter(runner.fit([FitTask(0, 1, 0, {})]))), FitResult)
+    assert said[-1] == "node 2 cannot take part: site 2 comes too late: the run has begun without it."
+
+
 def test_a_round_waits_for_sites_to_come_back() -> None:
     mail = Silent()
     runner, said = make_runner(mail)

@@ -145,6 +145,7 @@ class Federation:
         self._node_of: dict[int, int] = {}
         self._gathering: int | None = None
         """Clients that are waited for, before the run begins."""
+        self._begun = False
 
     def gather(self, num_clients: int) -> list[Facts]:
         """Wait until the sites of all clients are there; return what they say, in the order of their numbers."""
@@ -161,7 +162,7 @@ class Federation:
             raise InputError(
                 f"Expected --data.num_clients to be {found}, the clients of all sites, but got {num_clients}."
             )
-        self._gathering = None
+        self._gathering, self._begun = None, True
         return [self.sites[site] for site in sorted(self.sites)]
 
     def node_of(self, site: int) -> int | None:
@@ -203,6 +204,8 @@ class Federation:
         if not facts.own and self._gathering is not None and max(facts.clients) >= self._gathering:
             raise InputError(f"it has a client {max(facts.clients)} but there are {self._gathering}.")
         before = self.sites.get(facts.site)
+        if before is None and self._begun:
+            raise InputError(f"site {facts.site} comes too late: the run has begun without it.")
         if before is not None and replace(before, version="") != replace(facts, version=""):
             raise InputError(f"site {facts.site} had other clients or images, or its number is taken.")
         for other in self.sites.values():
