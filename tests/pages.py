@@ -51,9 +51,9 @@ def read(page: Path) -> Iterator[Block]:
 def commands(script: str) -> Iterator[Command]:
     """Yield the commands of a shell block; raise a `ValueError` for what is not understood.
 
-    >>> list(commands("A=1 do --this 'x y' > out  # why\\\\n"))
+    >>> list(commands("A=1 do --this 'x y' > out  # why\\n"))
     [Command(words=['do', '--this', 'x y'], variables={'A': '1'}, output='out')]
-    >>> [command.words for command in commands("one \\\\\\\\\\\\n  two && three &")]
+    >>> [command.words for command in commands("one \\\\\\n  two && three &")]
     [['one', 'two'], ['three']]
     """
     for line in script.replace("\\\n", " ").splitlines():

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # ray's own 
 @pytest.fixture(scope="class")
 def _ray() -> Iterator[None]:
     """One Ray for all tests that need no particular one; a backend uses the one that is there."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
 
