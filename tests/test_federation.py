@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import time
@@ -27,9 +28,10 @@ from jdfl_lightning.client import Site
 from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.evaluation import Evaluation, Scores
-from jdfl_lightning.federation import server
-from jdfl_lightning.federation.server import Federation, SitesBackend, SitesRunner
+from jdfl_lightning.federation import sites
+from jdfl_lightning.federation.server import SitesBackend, SitesRunner
 from jdfl_lightning.federation.site import SiteWorker
+from jdfl_lightning.federation.sites import Federation, Mail
 from jdfl_lightning.federation.wire import (
     Answer,
     Facts,
@@ -397,7 +399,7 @@ def test_a_site_that_cannot_take_part_is_told(
     changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It may come back with its node-config mended: the run begins then, and not before."""
-    monkeypatch.setattr(server, "_AGAIN", 0.2)
+    monkeypatch.setattr(sites, "_AGAIN", 0.2)
     config = write_config(experiment(rounds=1, supervision="base"))
     grid = on_grid(config, RUN, sites=2)
     right = dict(grid.contexts[101].node_config)
@@ -465,26 +467,26 @@ def test_precision_survives_new_processes(precision: str) -> None:
 
 
 def test_the_best_round_is_one_that_all_have_judged() -> None:
+    """Three of four sites do not judge the first model, and the fourth finds no fault with it."""
     config = write_config(experiment(rounds=3, supervision="base"))
     grid = on_grid(config, RUN, sites=4)
 
-    def count_less(message: Message, reply: Message) -> Message:
-        letter = from_records(reply.content)
-        second = any(note.get("round") == 2 for note in from_records(message.content).notes.values())
-        notes = {
-            name: {**note, "right": note["seen"], "domains": ["ink", *note["domains"][1:]]}
-            if second and name.startswith("counts.")
-            else note
-            for name, note in letter.notes.items()
-            if not (second and name.startswith("counts.") and message.metadata.dst_node_id != 100)
-        }
+    def praise(message: Message, reply: Message) -> Message:
+        letter, asked = from_records(reply.content), from_records(message.content).notes
+        if not any(note.get("round") == 2 for note in asked.values()):
+            return reply
+        notes = {name: note for name, note in letter.notes.items() if not name.startswith("counts.")}
+        if message.metadata.dst_node_id == 100:
+            notes["counts."] = {**letter.notes["counts."], "right": letter.notes["counts."]["seen"]}
         return Message(to_records(Letter(letter.tensors, notes)), reply_to=message)
 
-    grid.tamper = count_less
+    grid.tamper = praise
     serve(config, grid, RUN)
-    rows = contents("flower")["rows"]
-    assert rows[0]["test/acc"] == "1.0"  # the first model, judged with the second round's tasks by one site alone
-    assert rows[-1]["test/acc_best"] == max(row["test/acc"] for row in rows)
+    rows = [{name: float(value) for name, value in row.items()} for row in contents("flower")["rows"]]
+    assert rows[0]["test/acc/ink"] == 1
+    assert math.isnan(rows[0]["test/acc"])
+    assert math.isnan(rows[0]["test/acc_best"])
+    assert rows[-1]["test/acc_best"] == max(row["test/acc"] for row in rows[1:]) < 1
 
 
 def test_a_site_that_cannot_judge_has_trained_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,7 +509,7 @@ def test_different_copies_of_a_data_set_are_refused(image_tree: Path, tmp_path: 
     for node, root in ((100, image_tree), (101, tmp_path / "other")):
         grid.contexts[node].node_config["data-root"] = str(root)
     said: list[str] = []
-    federation = Federation(FlowerMail(grid), SitesBackend(poll=0.01), said.append)
+    federation = Federation(FlowerMail(grid), 60, 0.01, said.append)
     federation.meet()
     assert said[-1] == "node 101 cannot take part: its copy of the data set is not that of site 0."
 
@@ -515,7 +517,7 @@ def test_different_copies_of_a_data_set_are_refused(image_tree: Path, tmp_path: 
 def test_before_a_run_begins_a_site_may_come_back_as_another() -> None:
     mail = Silent()
     said: list[str] = []
-    federation = Federation(mail, SitesBackend(timeout=0.2, poll=0.01), said.append)
+    federation = Federation(mail, 0.2, 0.01, said.append)
     federation._gathering = 3
     federation.meet()
     assert set(federation.sites) == {0, 1}
@@ -532,7 +534,7 @@ def test_a_number_that_is_taken_is_refused() -> None:
     grid = on_grid(config, RUN, sites=2)
     grid.contexts[101].node_config["partition-id"] = 0
     said: list[str] = []
-    federation = Federation(FlowerMail(grid), SitesBackend(poll=0.01), said.append)
+    federation = Federation(FlowerMail(grid), 60, 0.01, said.append)
     federation.meet()
     assert said[-1] == "node 101 cannot take part: site 0 is there already, as node 100: look at partition-id."
 
@@ -581,7 +583,7 @@ def test_more_clients_than_expected(roots: list[str]) -> None:
     assert not Path("flower").exists()
 
 
-class Silent(server.Mail):
+class Silent(Mail):
     """Sites that are there and answer when they are told to."""
 
     def __init__(self) -> None:
@@ -609,7 +611,7 @@ class Silent(server.Mail):
 
 def make_runner(mail: Silent, **settings: Any) -> tuple[SitesRunner, list[str]]:
     said: list[str] = []
-    federation = Federation(mail, SitesBackend(timeout=0.2, poll=0.01), said.append)
+    federation = Federation(mail, 0.2, 0.01, said.append)
     federation.gather(2)
     return SitesRunner(experiment(**settings), federation, "0" * 32), said
 
@@ -667,9 +669,10 @@ def test_models_are_judged_with_the_next_rounds_tasks() -> None:
     runner.evaluate({"": weights}, {}, told.append)
     mail.answers["5"] = write_answer(Answer([], {"": {"site1": (2, 4)}}, 0.1))
     runner.finish()
-    assert told[1].scores[""].overall == 0.5
-    assert told[1].scores[""].worst == 0.5
-    assert np.isnan(told[1].scores[""].domains["site0"])
+    scores = told[1].scores[""]
+    assert scores.domains["site1"] == 0.5
+    assert all(map(math.isnan, (scores.overall, scores.worst, scores.domains["site0"])))  # of one site: not comparable
+    assert said[-1].startswith("1 of 2 sites judged the model")
     assert "site 0 did not judge the model: its site did not answer within 0.2 s" in said
 
 
@@ -707,7 +710,7 @@ def test_names_of_images_do_not_leave_a_site(roots: list[str]) -> None:
 
     grid.tamper = listen
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "_AGAIN", 0.1)
+        patch.setattr(sites, "_AGAIN", 0.1)
         serve(config, grid, RUN)
     assert "names files" in "".join(replies)
     assert not any("jane" in reply for reply in replies)
@@ -816,4 +819,6 @@ def test_a_site_that_lies_does_no_harm(lie: str) -> None:
         "boast": ["4.0", "3.0"],
     }  # counts come with the second round's answer
     assert [row["clients"] for row in rows] == expected.get(lie, ["3.0", "3.0"])
-    assert all(0 <= float(row["test/acc"]) < 1 for row in rows)
+    honest = lie in ("metrics", "long")  # its counts are; else the model was not judged by all
+    assert all(math.isnan(float(row["test/acc"])) != honest for row in rows[: 2 - (lie == "boast")])
+    assert not any(float(row["test/acc"]) >= 1 for row in rows)

@@ -44,9 +44,8 @@ class Scores:
 
     @property
     def worst(self) -> float:
-        """Accuracy of the worst domain."""
-        known = [value for value in self.domains.values() if not math.isnan(value)]
-        return min(known, default=float("nan"))
+        """Accuracy of the worst domain; NaN if not all were judged."""
+        return float("nan") if math.isnan(self.overall) else min(self.domains.values())
 
     def as_metrics(self) -> dict[str, float]:
         """Return the scores under the names that they are logged by."""

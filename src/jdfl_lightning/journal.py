@@ -84,8 +84,7 @@ class RunJournal(Journal):
 
     def evaluated(self, report: RoundReport) -> None:
         """Write, log and show a round's metrics; keep its weights as the last ones and, if so, as the best."""
-        judged = not any(math.isnan(score) for score in report.scores.domains.values())  # by all domains
-        improved = judged and report.scores.overall > self.best
+        improved = report.scores.overall > self.best
         if improved:
             self.best = report.scores.overall
         best = self.best if math.isfinite(self.best) else float("nan")
