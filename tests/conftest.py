@@ -27,8 +27,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has its own cache and working folder, and W&B stays on this machine."""
+    """Every test has its own cache, secrets and working folder, and W&B stays on this machine."""
     monkeypatch.setenv("JDFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     work = tmp_path / "work"
     work.mkdir()

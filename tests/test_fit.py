@@ -157,7 +157,7 @@ def test_the_score_alters_the_evaluation_alone(image_tree: Path, capsys: pytest.
         assert main([*command, f"{own}.csv", "--run", own]) == 0
         assert main([*command, f"{own} of {other}.csv", "--run", other, "--score", own]) == 0
         assert Path(f"{own}.csv").read_text() == Path(f"{own} of {other}.csv").read_text()
-    assert load_model(Path("sum"), "best").score == "sum"
+    assert load_model(Path("sum"), "best").header.score == "sum"
     with pytest.raises(InputError, match="--score to be 'max'"):  # else its best round would be judged by two scores
         fit(experiment(resume="max", supervision="hard", lr=0.2, rounds=3, score="sum"))
 

@@ -13,12 +13,12 @@ import jdfl_lightning
 
 SOURCE = Path(jdfl_lightning.__file__).parent
 LAYERS = [
-    ["errors", "memory", "nursery", "published", "seeding", "tensors", "messages"],
+    ["errors", "files", "memory", "nursery", "published", "seeding", "tensors", "messages"],
     ["joint", "models", "algorithms", "sketch", "trainer", "display", "interrupts", "screening"],
     ["discovery"],
     ["clustering"],
     ["data", "module"],
-    ["checkpoint", "client", "privacy", "run_folder"],
+    ["checkpoint", "client", "privacy", "run_folder", "trust"],
     ["evaluation", "findings", "groups"],
     ["backends", "loggers"],
     ["config"],

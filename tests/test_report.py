@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from helpers import experiment
 from jdfl_lightning import fit, published
-from jdfl_lightning.checkpoint import About, Checkpoints
+from jdfl_lightning.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.cli import main
 from jdfl_lightning.report import write
 from jdfl_lightning.report.collect import find_run_folders, read_finished
@@ -472,7 +472,7 @@ def test_a_baseline_of_other_images_is_left_out() -> None:
         write_run(RUNS / name, short("FedAvg", name, 0), [0.5] * 3, data="these")
     for name, data, lr in (("base", "these", 0.01), ("other", "those", 0.1)):
         folder = write_run(RUNS / name, short("FedAvg", "base", 0, lr=lr), [0.5] * 3)
-        Checkpoints(folder, 1).save({"weights": {}}, About(3, {}, {}, data, None))
+        Checkpoints(folder, 1).save({"weights": {}}, CheckpointHeader(3, {}, data, None, {}, "", None, {}))
     assert list(left_out()) == ["other"]
 
 

@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 
 from helpers import contents, digits, experiment
 from jdfl_lightning import Experiment, PoolBackend, algorithms, fit
-from jdfl_lightning.checkpoint import ClientStates, load_record, save_record, write_whole
+from jdfl_lightning.checkpoint import ClientStates, load_record, save_record
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError, StorageError
+from jdfl_lightning.files import write_whole
 from jdfl_lightning.inference import test_run as run_again
 from jdfl_lightning.loggers import WandbRounds
 from jdfl_lightning.run_folder import lock_run, read_run
@@ -293,8 +294,8 @@ def test_a_full_disk_at_every_step(step: str, round: int, monkeypatch: pytest.Mo
     def fails(path: object) -> bool:
         return armed[0] and f"checkpoints/.{round}.safetensors" in str(path)
 
-    opened, replace, fsync = Path.open, Path.replace, os.fsync
-    written: list[Path] = []
+    opened, wrapped, replace, fsync = os.open, os.fdopen, Path.replace, os.fsync
+    path_of: dict[int, object] = {}
 
     class FullFile:
         def __init__(self, file: Any) -> None:
@@ -310,12 +311,16 @@ def test_a_full_disk_at_every_step(step: str, round: int, monkeypatch: pytest.Mo
             self.file.write(content[: len(content) // 2])
             raise full
 
-    def open_(path: Path, *args: Any, **kwargs: Any) -> Any:
-        written.append(path)
+    def open_(path: Any, *args: Any, **kwargs: Any) -> int:
         if fails(path) and step == "open":
             raise full
-        file = opened(path, *args, **kwargs)
-        return FullFile(file) if fails(path) and step == "write" else file
+        descriptor = opened(path, *args, **kwargs)
+        path_of[descriptor] = path
+        return descriptor
+
+    def fdopen_(descriptor: int, *args: Any, **kwargs: Any) -> Any:
+        file = wrapped(descriptor, *args, **kwargs)
+        return FullFile(file) if fails(path_of[descriptor]) and step == "write" else file
 
     def replace_(path: Path, target: Path) -> Path:
         if fails(path) and step == "replace":
@@ -323,11 +328,12 @@ def test_a_full_disk_at_every_step(step: str, round: int, monkeypatch: pytest.Mo
         return replace(path, target)
 
     def fsync_(descriptor: int) -> None:
-        if step == "fsync" and written and fails(written[-1]):
+        if step == "fsync" and fails(path_of.get(descriptor)):
             raise full
         fsync(descriptor)
 
-    monkeypatch.setattr(Path, "open", open_)
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "fdopen", fdopen_)
     monkeypatch.setattr(Path, "replace", replace_)
     monkeypatch.setattr(os, "fsync", fsync_)
     with pytest.raises(StorageError, match=rf"{round}\.safetensors but: No space left on device\."):
@@ -352,7 +358,7 @@ def test_a_folder_that_cannot_be_written() -> None:
 @pytest.mark.parametrize("damage", ["cut short", "flipped", "foreign", "empty"])
 @pytest.mark.parametrize("victim", ["checkpoints/3.safetensors", "clients/*-3.safetensors"])
 def test_damage_is_named_and_the_checkpoint_before_is_offered(damage: str, victim: str) -> None:
-    changes: dict[str, Any] = {"algorithm": algorithms.SCAFFOLD(), "supervision": "base", "client_fraction": 0.5}
+    changes: dict[str, Any] = {"algorithm": algorithms.SCAFFOLD(), "supervision": "base"}
     fit(experiment(run_dir="cut", rounds=3, **changes))
     fit(experiment(run_dir="whole", rounds=4, **changes))
     file = next(Path("cut").glob(victim))

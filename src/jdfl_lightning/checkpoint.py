@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,38 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from jdfl_lightning.errors import StorageError
+from jdfl_lightning.files import checked, is_aside, parse_json, write_whole
 from jdfl_lightning.tensors import Record, Tensors
+
+CHECKPOINTS, CLIENTS = "checkpoints", "clients"
+"""Subfolders of a run folder."""
 
 _KEY = "jdfl"
 """The one key of a file's metadata (safetensors writes several in random order): a digest, a space, JSON."""
-
-
-def write_whole(file: Path, content: bytes) -> None:
-    """Write a file aside and put it in its place: whoever reads it finds the old content or the new, never a part."""
-    aside = file.with_name(f".{file.name}.tmp")
-    try:
-        try:
-            with aside.open("wb") as out:
-                out.write(content)
-                out.flush()
-                os.fsync(out.fileno())
-            aside.replace(file)
-            _sync_folder(file.parent)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise StorageError(f"Expected to write {file} but: {error.strerror or error}.") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
@@ -58,13 +35,14 @@ def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
     return digest.hexdigest()
 
 
-def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = None) -> None:
+def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = None, private: bool = False) -> None:
     """Write a record with a checksum, whole or not at all.
 
     Args:
         file: where the record goes.
         record: groups of named tensors; stored as ``group/name``.
         about: plain values to store with it.
+        private: whether only this user may read the file.
     """
     tensors: Tensors = {}
     stored: set[int] = set()
@@ -74,7 +52,7 @@ def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = No
             tensors[f"{group}/{name}"] = tensor.clone() if shared else tensor.contiguous()
             stored.add(tensor.untyped_storage().data_ptr())
     text = json.dumps(about or {})
-    write_whole(file, save(tensors, {_KEY: f"{_digest(tensors, text)} {text}"}))
+    write_whole(file, save(tensors, {_KEY: f"{_digest(tensors, text)} {text}"}), private)
 
 
 def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
@@ -87,7 +65,7 @@ def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
                 tensors[key] = stored.get_tensor(key)
         if _digest(tensors, text) != digest:
             raise StorageError(f"Expected saved tensors but {file} is damaged: its checksum does not match.")
-        about = json.loads(text)
+        about = parse_json(text)
         if not isinstance(about, dict):
             raise ValueError("no settings")
     except FileNotFoundError as error:
@@ -103,6 +81,19 @@ def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
     return record, about
 
 
+def stored_digest(file: Path) -> str:
+    """Return the checksum that is stored in a record's file, without reading its tensors."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            return str((stored.metadata() or {})[_KEY].partition(" ")[0])
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise StorageError(f"Expected saved tensors but {file} cannot be read: {error}.") from error
+
+
+_STATE = re.compile(r"(\d+)-(\d+)\.safetensors")
+_CHECKPOINT = re.compile(r"(\d+)\.safetensors")
+
+
 class ClientStates:
     """What clients keep between their participations: a file for each client and round, read when it is needed.
 
@@ -111,10 +102,41 @@ class ClientStates:
 
     Args:
         folder: where the files are; made when the first state is saved.
+        reset_damaged: whether a client whose state cannot be read starts afresh.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, reset_damaged: bool = False) -> None:
+        self.folder, self.reset_damaged = folder, reset_damaged
+
+    def recall(self, client: int, round: int) -> Record | None:
+        """Return the state that a client was left with in a round; none if it is damaged and may start afresh."""
+        try:
+            return self.load(client, round)
+        except StorageError as error:
+            if self.reset_damaged:
+                return None
+            raise StorageError(
+                f"{error} {self._offer(client, round)}--checkpoint.reset_damaged_clients true lets it start afresh."
+            ) from error
+
+    def _offer(self, client: int, damaged: int) -> str:
+        """Name the newest checkpoint that has another state of a client, one that is whole, if there is one."""
+        checkpoints = Checkpoints(self.folder.parent, keep=1)
+        for round in checkpoints.rounds():
+            try:
+                known = read_header(checkpoints.file(round)).clients.get(client)
+                if known != damaged:
+                    if known is not None:
+                        self.load(client, known)
+                    return f"The checkpoint before it is whole: resume it with --resume {checkpoints.file(round)}, or "
+            except StorageError:
+                continue
+        return ""
+
+    def missing(self, wanted: Mapping[int, int]) -> list[int]:
+        """Return the clients whose states of the given rounds are not there."""
+        present = set(os.listdir(self.folder)) if self.folder.is_dir() else set()  # noqa: PTH208 - there may be many
+        return [client for client, round in wanted.items() if self._file(client, round).name not in present]
 
     def _file(self, client: int, round: int) -> Path:
         return self.folder / f"{client}-{round}.safetensors"
@@ -132,7 +154,7 @@ class ClientStates:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
-        save_record(self._file(client, round), state, {"client": client, "round": round})
+        save_record(self._file(client, round), state, {"client": client, "round": round}, private=True)
 
     def settle(self, client: int, since: int, oldest: int) -> None:
         """Remove the states of a client that nobody will ask for.
@@ -162,25 +184,33 @@ class ClientStates:
         keep = {self._file(*key).name for key in wanted}
         if self.folder.is_dir():
             for name in os.listdir(self.folder):  # noqa: PTH208 - there may be many, and no path is needed for most
-                number = name.partition("-")[2].partition(".")[0]
-                later = under_way is not None and number.isdecimal() and int(number) >= under_way
-                if name not in keep and not later:
+                state = _STATE.fullmatch(name)
+                later = under_way is not None and (state is None or int(state[2]) >= under_way)
+                if name not in keep and not later and (state or is_aside(name)):
                     (self.folder / name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
-class About:
-    """What a checkpoint holds beside tensors."""
+class CheckpointHeader:
+    """What a checkpoint holds beside the server's tensors."""
 
     round: int
-    clients: dict[int, int]
-    """The round of each client's newest state."""
-    metrics: dict[str, float]
+    metrics: dict[str, int | float]
     """The round's, without its scores."""
     data: str
     """Fingerprint of the images and of who holds them."""
     logger: str | None
     """Id of the logger's run."""
+    settings: dict[str, Any]
+    """The settings that the rounds so far depend on, by their dotted names."""
+    rows: str
+    """Digest of the rows of ``metrics.csv`` before this round's."""
+    discovery: str | None
+    """Digest of what Phase 1 found; none for the baseline."""
+    versions: dict[str, str]
+    """Of the packages that decide about bits."""
+    clients: dict[int, int] = field(default_factory=dict)
+    """The round of each client's newest state."""
     joined: dict[int, int] = field(default_factory=dict)
     """The pseudo-domains of clients that came after Phase 1."""
 
@@ -198,8 +228,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder / "checkpoints", keep
-        self.states = ClientStates(folder / "clients")
+        self.folder, self.keep = folder / CHECKPOINTS, keep
+        self.states = ClientStates(folder / CLIENTS)
         self._named: dict[int, dict[int, int]] = {}
         """The states that the kept checkpoints name, as far as this process has read or written them."""
         self._saved = 0
@@ -213,24 +243,24 @@ class Checkpoints:
         names = [file.stem for file in self.folder.glob("*.safetensors")]
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
-    def save(self, record: Record, about: About, last: bool = False) -> None:
+    def save(self, record: Record, header: CheckpointHeader, last: bool = False) -> None:
         """Write a checkpoint, then remove what neither it nor those kept beside it need.
 
         Args:
             record: the server's tensors.
-            about: what is stored with them.
+            header: what is stored with them.
             last: whether it is the run's last, after which nothing that nobody needs stays.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
-        stored = asdict(replace(about, clients={}, joined={}))
-        tables = {"clients": _as_table(about.clients), "joined": _as_table(about.joined)}
-        save_record(self.file(about.round), record | tables, stored)
-        self._named[about.round] = about.clients
+        stored = asdict(replace(header, clients={}, joined={}))
+        tables = {"clients": _as_table(header.clients), "joined": _as_table(header.joined)}
+        save_record(self.file(header.round), record | tables, stored, private=True)
+        self._named[header.round] = header.clients
         if last or self._saved % _SCAN == 0:
-            self.clean(about.round, over=last)
+            self.clean(header.round, over=last)
         else:
             self._drop()
         self._saved += 1
@@ -270,24 +300,31 @@ class Checkpoints:
         named: dict[int, dict[int, int]] = {}
         for round in kept:
             try:
-                named[round] = self._named[round] if round in self._named else read_about(self.file(round)).clients
+                named[round] = self._named[round] if round in self._named else read_header(self.file(round)).clients
             except StorageError:  # damaged: its states go with it
                 self.file(round).unlink(missing_ok=True)
         for file in self.folder.iterdir():
-            if file not in map(self.file, kept):
+            ours = _CHECKPOINT.fullmatch(file.name) or is_aside(file.name)
+            if ours and file not in map(self.file, kept):
                 file.unlink(missing_ok=True)
         self._named = named
         self.states.retain(
             (pair for clients in named.values() for pair in clients.items()), None if over else newest + 1
         )
 
-    def load(self, file: Path, states_here: bool = True) -> tuple[Record, About]:
-        """Read a checkpoint and make sure that every state it names is whole, if they are here."""
+    def load(self, file: Path, states_here: bool = True) -> tuple[Record, CheckpointHeader]:
+        """Read a checkpoint; if clients' states are here, make sure that those it names exist.
+
+        A state is checked when it is used: there may be many, and large ones.
+        """
         record, about = load_record(file)
-        found = _parse_about(file, about, record.pop("clients", {}), record.pop("joined", {}))
-        for client, round in found.clients.items() if states_here else ():
-            self.states.load(client, round)
-        return record, found
+        header = _parse_header(file, about, record.pop("clients", {}), record.pop("joined", {}))
+        if states_here and (missing := self.states.missing(header.clients)):
+            raise StorageError(
+                f"Expected the states of all clients but that of client {missing[0]}, which {file} names, is not in "
+                f"{self.states.folder}."
+            )
+        return record, header
 
 
 def _as_table(numbers: Mapping[int, int]) -> Tensors:
@@ -295,29 +332,33 @@ def _as_table(numbers: Mapping[int, int]) -> Tensors:
     return {"client": torch.tensor(list(numbers)).long(), "value": torch.tensor(list(numbers.values())).long()}
 
 
-def read_about(file: Path) -> About:
-    """Read what a checkpoint holds beside tensors, and not the tensors."""
+def _from_table(table: Tensors) -> dict[int, int]:
+    keys, values = table["client"], table["value"]
+    if any(column.dtype != torch.long or column.ndim != 1 for column in (keys, values)):
+        raise ValueError("its clients are no numbers")
+    return dict(zip(keys.tolist(), values.tolist(), strict=True))
+
+
+def read_header(file: Path) -> CheckpointHeader:
+    """Read what a checkpoint holds beside the server's tensors, and not these."""
     try:
         with safe_open(file, framework="pt") as stored:
-            about = json.loads((stored.metadata() or {})[_KEY].partition(" ")[2])
+            about = parse_json((stored.metadata() or {})[_KEY].partition(" ")[2])
             clients, joined = (
                 {name: stored.get_tensor(f"{group}/{name}") for name in ("client", "value")}
                 for group in ("clients", "joined")
             )
-        return _parse_about(file, about, clients, joined)
+        return _parse_header(file, about, clients, joined)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise StorageError(f"Expected a checkpoint but {file} cannot be read: {error}.") from error
 
 
-def _parse_about(file: Path, about: Mapping[str, Any], clients: Tensors, joined: Tensors) -> About:
+def _parse_header(file: Path, about: object, clients: Tensors, joined: Tensors) -> CheckpointHeader:
     try:
-        return About(
-            round=int(about["round"]),
-            clients=dict(zip(clients["client"].tolist(), clients["value"].tolist(), strict=True)),
-            metrics={str(name): float(value) for name, value in about["metrics"].items()},
-            data=str(about["data"]),
-            logger=None if about["logger"] is None else str(about["logger"]),
-            joined=dict(zip(joined["client"].tolist(), joined["value"].tolist(), strict=True)),
+        return replace(
+            checked(CheckpointHeader, about),
+            clients=_from_table(clients),
+            joined=_from_table(joined),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StorageError(f"Expected a checkpoint but {file} is something else.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"Expected a checkpoint but {file} is something else: {error}.") from error

@@ -180,23 +180,21 @@ def _test(args: Sequence[str]) -> int:
     """evaluate the saved weights of a run again"""
     from rich.console import Console
 
-    from jdfl_lightning.config import parse_experiment
+    from jdfl_lightning.config import parse_experiment, settings_argument
     from jdfl_lightning.display import open_display
     from jdfl_lightning.inference import test_run
     from jdfl_lightning.report.run import accuracy_table
-    from jdfl_lightning.run_folder import CONFIG, read_run
+    from jdfl_lightning.run_folder import read_run
 
     parser = _parser("test")
-    parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="folder of the run")
+    _add_run(parser)
     parser.add_argument("--data.root", dest="root", metavar="DIR", help="the images, if they have moved since the run")
-    _add_score(parser)
     options = parser.parse_args(args)
     run = read_run(options.run)
     others = [] if options.root is None else ["--data.root", options.root]
     others += [] if options.score is None else ["--score", options.score]
-    experiment = parse_experiment(
-        f"{PROGRAM} test", ["--config", str(options.run / CONFIG), "--logger", "false", *others]
-    )
+    settings = settings_argument(options.run, options.trust, without=("logger", "backend"))
+    experiment = parse_experiment(f"{PROGRAM} test", [settings, *others])
     console = Console()
     with open_display(console) as display:
         scores = test_run(experiment, options.run, display)
@@ -214,24 +212,32 @@ def _test(args: Sequence[str]) -> int:
     return 0
 
 
-def _add_score(parser: argparse.ArgumentParser) -> None:
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="folder of the run")
     text = "predict a class by the largest of its outputs, or by the sum of its probabilities; default: the run's way"
     parser.add_argument("--score", choices=["max", "sum"], help=text)
+    text = "import whatever classes the run folder names, even if you did not make it here (default: false)"
+    parser.add_argument("--trust", type=_yes_or_no, default=False, metavar="{true,false}", help=text)
+
+
+def _yes_or_no(text: str) -> bool:
+    """Return what true and false say."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"expected true or false but got {text!r}")
+    return text.lower() == "true"
 
 
 def _predict(args: Sequence[str]) -> int:
     """write a CSV with class, probability and winning pseudo-domain of images"""
-    from jdfl_lightning.inference import list_images, predict, write_predictions
-    from jdfl_lightning.run_folder import load_model
+    from jdfl_lightning.inference import list_images, load_to_use, predict, write_predictions
 
     parser = _parser("predict")
-    parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="folder of the run")
+    _add_run(parser)
     parser.add_argument("--weights", choices=["best", "last"], default="best", help="which of the run's weights to use")
-    _add_score(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the CSV goes; standard output if not given")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="image files, or folders of them")
     options = parser.parse_args(args)
-    model = load_model(options.run, options.weights)
+    model = load_to_use(options.run, options.weights, options.trust)
     unreadable: list[str] = []
     predictions = predict(model, list_images(options.images), unreadable, options.score)
     if options.output is None:

@@ -16,16 +16,17 @@ from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
-from jdfl_lightning.checkpoint import write_whole
 from jdfl_lightning.clustering import Criterion
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.files import parse_settings, read_settings, write_whole
 from jdfl_lightning.joint import Score
 from jdfl_lightning.loggers import WandbRounds
 from jdfl_lightning.models import LAYER_SUBSETS
 from jdfl_lightning.privacy import Privacy
 from jdfl_lightning.sketch import BLOCKS
 from jdfl_lightning.trainer import TrainerOptions
+from jdfl_lightning.trust import CONFIG, settings_to_use, sign
 
 Supervision = Literal["base", "hard", "graded", "random"]
 
@@ -75,6 +76,8 @@ class Checkpointing:
     """Rounds from one checkpoint to the next; the last round always has one."""
     keep: int = 2
     """Checkpoints to keep: the newest, and those before it in case that it is damaged."""
+    reset_damaged_clients: bool = False
+    """Let a client whose saved state is damaged start afresh, instead of ending the run."""
 
     def __post_init__(self) -> None:
         require(self.every > 0, "--checkpoint.every", "positive", self.every)
@@ -253,7 +256,7 @@ def as_dict(value: Any) -> Any:
 def save_config(experiment: Experiment, file: Path) -> None:
     """Write the complete settings; `fit --config` with this file repeats the run."""
     settings = as_dict(dataclasses.replace(experiment, run_dir=None, resume=None))
-    write_whole(file, yaml.safe_dump(settings, sort_keys=False).encode())
+    write_whole(file, sign(yaml.safe_dump(settings, sort_keys=False).encode()))
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -272,20 +275,18 @@ def find_config(name: str) -> Path:
     if file is None:
         raise InputError(f"Expected --config to be a file or one of {', '.join(shipped)} but got {name!r}.")
     try:
-        if isinstance(yaml.safe_load(file.read_text()), dict):
-            return file
-        problem = "it holds no settings"
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        problem = str(error)
-    raise InputError(f"Expected --config to be a YAML file of settings but {file} is not: {problem}.")
+        read_settings(file, aliases=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"Expected --config to be a YAML file of settings but {file} is not: {error}.") from error
+    return file
 
 
 def run_of(resume: str) -> Path:
     """Return the folder of the run that is to be continued: the path itself, or that of the checkpoint in it."""
     path = Path(resume)
     folder = path.parent.parent if path.is_file() else path
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"Expected --resume to be the folder of a run or auto but {folder} has no config.yaml.")
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"Expected --resume to be the folder of a run or auto but {folder} has no {CONFIG}.")
     return folder
 
 
@@ -320,26 +321,58 @@ def make_parser(program: str) -> ArgumentParser:
         action="config",
         help="A YAML file, or the name of one that comes with the package; may be repeated.",
     )
+    parser.add_argument(
+        "--trust",
+        type=bool,
+        default=False,
+        help="With --resume: import whatever classes the run folder names, even if you did not make it here.",
+    )
     parser.add_class_arguments(Experiment)
     defaults = as_dict(Experiment())
     parser.set_defaults({name: defaults[name] for name in ("data", "algorithm", "backend")})
     return parser
 
 
+def settings_argument(folder: Path, trust: bool, without: Sequence[str] = ()) -> str:
+    """Return the settings of a run folder as a command-line argument, once they were found to be safe to use.
+
+    Args:
+        folder: the run folder.
+        trust: whether the user trusts it, whoever made it.
+        without: names of settings to leave out.
+    """
+    settings = {name: value for name, value in settings_to_use(folder, trust).items() if name not in without}
+    return f"--config={yaml.safe_dump(settings, sort_keys=False)}"
+
+
 def _with_config_files(args: Sequence[str]) -> list[str]:
     """Join every option with its value, and replace names of configs by their files."""
     joined: list[str] = []
     for arg in args:
-        if joined and joined[-1] in ("--config", "--algorithm", "--algorithm.class_path", "--resume"):
+        if joined and joined[-1] in ("--config", "--algorithm", "--algorithm.class_path", "--resume", "--trust"):
             joined[-1] += f"={arg}"
         else:
             joined.append(arg)
     prefix = "--config="
+    files = [
+        f"{prefix}{find_config(arg.removeprefix(prefix))}" if arg.startswith(prefix) and "\n" not in arg else arg
+        for arg in joined
+    ]
     for arg in joined:
         if arg.startswith("--resume=") and arg not in ("--resume=auto", "--resume=null"):
-            joined.insert(0, f"{prefix}{run_of(arg.removeprefix('--resume=')) / 'config.yaml'}")
-            break
-    return [f"{prefix}{find_config(arg.removeprefix(prefix))}" if arg.startswith(prefix) else arg for arg in joined]
+            folder = run_of(arg.removeprefix("--resume="))
+            return [settings_argument(folder, _is_trusted(joined)), *files]
+    return files
+
+
+def _is_trusted(args: Sequence[str]) -> bool:
+    given = [arg.partition("=")[2] for arg in args if arg.partition("=")[0] == "--trust"]
+    return bool(given) and given[-1].lower() == "true"
+
+
+def _settings_of(config: str) -> dict[str, Any]:
+    """Return the settings that a --config argument stands for: a file, or the settings themselves."""
+    return parse_settings(config) if "\n" in config else read_settings(Path(config), aliases=True)
 
 
 def _with_presets(args: Sequence[str]) -> list[str]:
@@ -353,7 +386,7 @@ def _with_presets(args: Sequence[str]) -> list[str]:
         chosen = ""
         explicit: dict[str, Any] = {}
         if option == "--config":
-            settings = yaml.safe_load(Path(value).read_text())
+            settings = _settings_of(value)
             found = settings.get("presets") or {}
             if not isinstance(found, dict) or not all(isinstance(options, dict) for options in found.values()):
                 raise InputError(f"Expected presets in {value} to be of the form {{FedDC: {{alpha: 0.1}}}}.")

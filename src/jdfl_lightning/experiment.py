@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.checkpoint import Checkpoints, ClientStates
+from jdfl_lightning.checkpoint import CLIENTS, Checkpoints, ClientStates
 from jdfl_lightning.client import Site
 from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError, Interrupted, StorageError, require
+from jdfl_lightning.files import remove_asides
 from jdfl_lightning.interrupts import after_current_client
 from jdfl_lightning.journal import RunJournal
 from jdfl_lightning.loggers import log_picture, open_logger
@@ -24,31 +25,29 @@ from jdfl_lightning.phase1 import collect_updates, find_domains
 from jdfl_lightning.privacy import noise_key, spent_epsilon
 from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.report.run import draw_curves
-from jdfl_lightning.resume import Reached, find_run, read_reached, take_up
+from jdfl_lightning.resume import Reached, best_so_far, find_run, read_reached, take_up
 from jdfl_lightning.rounds import ServerState, judge, run_rounds
 from jdfl_lightning.run_folder import (
     ALONE,
-    CONFIG,
     CURVES,
     DIAGNOSIS,
     DISCOVERY,
     DISCOVERY_FIGURE,
     METRICS,
     Run,
-    forget_rounds,
     last_round,
     load_discovery,
     lock_run,
     make_run_folder,
     read_discovery,
     read_run,
+    require_own_files,
     save_discovery,
+    save_figure,
     save_joined,
 )
 from jdfl_lightning.trainer import check_trainer
-
-_DPI = 130
-"""Of the pictures in a run folder."""
+from jdfl_lightning.trust import CONFIG
 
 
 def fit(experiment: Experiment, display: Display | None = None) -> Run:
@@ -71,11 +70,11 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     logger, status = None, "failed"
     with open_run(experiment, experiment.name, earlier) as folder:
         try:
-            logger = open_logger(experiment.logger, folder, experiment.name, reached.about.logger if reached else None)
+            logger = open_logger(experiment.logger, folder, experiment.name, reached.header.logger if reached else None)
             display.say(f"run folder: {folder}" + (f", going on after round {reached.state.round}" if reached else ""))
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
-            best = forget_rounds(folder, reached.state.round if reached else 0)
+            best = best_so_far(folder, reached.state.round if reached else 0)
             with after_current_client(display.say) as check:
                 journal = RunJournal(experiment, folder, data, logger, display, best, check)
                 if reached is not None:
@@ -89,7 +88,7 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
             run = read_run(folder)
-            draw_curves(run).savefig(folder / CURVES, dpi=_DPI)
+            save_figure(draw_curves(run), folder / CURVES)
             log_picture(logger, "curves", folder / CURVES)
             status = "success"
             return run
@@ -108,8 +107,10 @@ def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterato
         earlier: the folder of the run that is continued.
     """
     folder = make_run_folder(experiment.run_dir, name) if earlier is None else earlier
+    require_own_files(folder)
     lock = lock_run(folder)
     try:
+        remove_asides(folder)
         save_config(experiment, folder / CONFIG)
         yield folder
     except InputError:
@@ -153,7 +154,7 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
         try:
             with (
                 after_current_client(display.say) as check,
-                experiment.backend.open(experiment, ClientStates(folder / "clients")) as runner,
+                experiment.backend.open(experiment, ClientStates(folder / CLIENTS)) as runner,
             ):
                 journal = RunJournal(experiment, folder, experiment.data.fingerprint(), None, display, 0.0, check)
                 _find(experiment, site, runner, journal, None)
@@ -177,7 +178,8 @@ def _find(
     else:
         _, found = known
     record = read_discovery(folder)
-    draw_discovery(record).savefig(folder / DISCOVERY_FIGURE, dpi=_DPI)
+    journal.discovered()
+    save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE)
     log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
     if journal.logger is not None and known is None:
         numbers = [name for name in ("num_domains", "ari", "nmi", "bytes_down", "bytes_up") if name in record]
@@ -193,7 +195,8 @@ def _run(
 ) -> None:
     """Phases 1 to 3; what an earlier run has reached is not done again."""
     folder = journal.folder
-    with experiment.backend.open(experiment, ClientStates(folder / "clients")) as runner:
+    states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients)
+    with experiment.backend.open(experiment, states) as runner:
         # Phase 1: brief local training everywhere, clustered into pseudo-domains
         domains = None
         if experiment.supervision != "base":
@@ -204,13 +207,7 @@ def _run(
         # Phase 3: federated rounds
         if reached is not None:
             state = _reached_state(reached, state)
-            judged = last_round(folder)
-            if judged < state.round - 1:
-                raise StorageError(
-                    f"Expected the rounds up to {state.round - 1} in {folder / METRICS} but it ends with {judged:.0f}: "
-                    "it is damaged, or of another run."
-                )
-            if judged < state.round:  # it ended before its last round was judged
+            if last_round(folder) < state.round:  # it ended before its last round was evaluated
                 judge(experiment, runner, state, reached.metrics, journal)
         key = 0 if experiment.privacy.clip_norm is None else noise_key(folder)
         state = run_rounds(experiment, runner, state, journal, site.initial(1), key)
@@ -227,7 +224,7 @@ def _reached_state(reached: Reached, start: ServerState) -> ServerState:
     if domains is not None:
         moved = reached.centroids is not None
         centroids = domains.centroids if reached.centroids is None else reached.centroids
-        domains = replace(domains, joined=reached.about.joined, centroids=centroids, moved=moved)
+        domains = replace(domains, joined=reached.header.joined, centroids=centroids, moved=moved)
     return replace(reached.state, weights=weights, domains=domains)
 
 

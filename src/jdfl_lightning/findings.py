@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from jdfl_lightning.checkpoint import write_whole
 from jdfl_lightning.errors import InputError, StorageError
+from jdfl_lightning.files import write_whole
 from jdfl_lightning.run_folder import DIAGNOSIS
 
 

@@ -22,8 +22,24 @@ from jdfl_lightning.experiment import prepare
 from jdfl_lightning.joint import Score, class_probabilities, predict_class, split_index
 from jdfl_lightning.models import build_backbone
 from jdfl_lightning.run_folder import SavedModel, Which, load_model
+from jdfl_lightning.trust import is_own, known_backbone, require_known, saved_settings
 
 _BATCH = 64
+
+
+def load_to_use(folder: Path, which: Which, trust: bool) -> SavedModel:
+    """Read a run's model, to be built and used; raise an `InputError` if that would import something unknown.
+
+    Args:
+        folder: the run folder.
+        which: best or last.
+        trust: whether the user trusts the folder, whoever made it.
+    """
+    model = load_model(folder, which)
+    backbone = model.header.backbone
+    vouched = trust or (is_own(folder) and saved_settings(folder).get("backbone") == backbone)
+    require_known(folder, [] if vouched or known_backbone(backbone) else [backbone])
+    return model
 
 
 def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Which, Scores]:
@@ -31,10 +47,11 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Whi
     models: dict[Which, SavedModel] = {"best": load_model(folder, "best"), "last": load_model(folder, "last")}
     site = prepare(experiment, display)
     for which, model in models.items():
-        if model.class_names != list(experiment.data.class_names):
+        known = model.header.class_names
+        if known != list(experiment.data.class_names):
             raise InputError(
                 f"Expected the images of the run but the {which} weights of {folder} know the classes "
-                f"{', '.join(model.class_names)} and --data.root has {', '.join(experiment.data.class_names)}."
+                f"{', '.join(known)} and --data.root has {', '.join(experiment.data.class_names)}."
             )
     return {which: evaluate(site, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()}
 
@@ -75,15 +92,23 @@ def predict(
         unreadable: gets what is wrong with those that cannot be read; the first of them is an error if not given.
         score: how a class is predicted; as in the run if not given.
     """
-    num_classes = len(model.class_names)
-    backbone = build_backbone(model.backbone, model.size).eval()
-    backbone.load_state_dict({n.removeprefix("backbone."): t for n, t in _of(model, "backbone.").items()})
+    about = model.header
+    num_classes = len(about.class_names)
+    backbone = build_backbone(about.backbone, about.size).eval()
     head = {name: tensor.float() for name, tensor in _of(model, "head.").items()}
+    try:
+        backbone.load_state_dict({n.removeprefix("backbone."): t for n, t in _of(model, "backbone.").items()})
+        if head["head.weight"].ndim != 2 or len(head["head.weight"]) % num_classes or not len(head["head.weight"]):
+            raise ValueError(f"its head has no multiple of {num_classes} outputs")
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise InputError(
+            f"Expected the weights of a {about.backbone} but they are of something else: {error}."
+        ) from error
     for start in range(0, len(images), _BATCH):
         paths, pixels = [], []
         for path in images[start : start + _BATCH]:
             try:
-                pixels.append(decode(path, model.size))
+                pixels.append(decode(path, about.size))
                 paths.append(path)
             except InputError as error:
                 if unreadable is None:
@@ -94,13 +119,13 @@ def predict(
         with torch.inference_mode():
             features = backbone(to_input(torch.from_numpy(np.stack(pixels))))
             logits = torch.nn.functional.linear(features, head["head.weight"], head["head.bias"])
-            classes = predict_class(logits, num_classes, score or model.score)
+            classes = predict_class(logits, num_classes, score or about.score)
             probabilities = class_probabilities(logits, num_classes).gather(1, classes.unsqueeze(1)).squeeze(1)
             domains, _ = split_index(logits.argmax(dim=1), num_classes)
         for path, label, probability, domain in zip(
             paths, classes.tolist(), probabilities.tolist(), domains.tolist(), strict=True
         ):
-            yield Prediction(path, model.class_names[label], probability, domain)
+            yield Prediction(path, about.class_names[label], probability, domain)
 
 
 def _of(model: SavedModel, prefix: str) -> dict[str, torch.Tensor]:

@@ -8,12 +8,19 @@ from pathlib import Path
 
 from lightning.pytorch.loggers import Logger
 
-from jdfl_lightning.checkpoint import About, Checkpoints
-from jdfl_lightning.config import Experiment
+from jdfl_lightning.checkpoint import CheckpointHeader, Checkpoints
+from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.display import Display
-from jdfl_lightning.resume import as_record
+from jdfl_lightning.resume import as_record, bit_versions, fixed_settings
 from jdfl_lightning.rounds import Journal, RoundReport, ServerState
-from jdfl_lightning.run_folder import SavedModel, append_metrics
+from jdfl_lightning.run_folder import (
+    ModelHeader,
+    SavedModel,
+    append_metrics,
+    digest_discovery,
+    digest_metrics,
+    digest_rows,
+)
 
 
 class RunJournal(Journal):
@@ -44,11 +51,20 @@ class RunJournal(Journal):
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float]] | None = None
         self._states: Mapping[int, int] = {}
+        self._settings = fixed_settings(as_dict(experiment))
+        self._rows = ""
+        """Digest of the rows written so far."""
+        self._discovery: str | None = None
 
     def go_on(self, state: ServerState) -> None:
         """Take over what an earlier run has left, and remove what it no longer needs."""
         self._checkpoints.clean(state.round)
         self._states = state.clients
+        self._rows = digest_metrics(self.folder, state.round)
+
+    def discovered(self) -> None:
+        """Phase 1 is over, and what it found is in the folder."""
+        self._discovery = digest_discovery(self.folder)
 
     def step(self, what: str, done: int, total: int) -> None:
         """Move the display; stop here if that was asked for."""
@@ -58,6 +74,10 @@ class RunJournal(Journal):
     def unassigned(self, client: int, reason: str) -> None:
         """Say who has no pseudo-domain yet, and why."""
         self.display.say(f"client {client} has no pseudo-domain yet: {reason}")
+
+    def noted(self, round: int, client: int, note: str) -> None:
+        """Say what there is to know of a client's answer."""
+        self.display.say(f"round {round}: client {client}: {note}")
 
     def refused(self, round: int, client: int, reason: str) -> None:
         """Say who does not enter the round, and why."""
@@ -78,8 +98,19 @@ class RunJournal(Journal):
             state, metrics = self._unsaved
             logger = None if self.logger is None or self.logger.version is None else str(self.logger.version)
             joined = {} if state.domains is None else state.domains.joined
-            about = About(state.round, state.clients, metrics, self.data, logger, joined)
-            self._checkpoints.save(as_record(state), about, last=state.round == self.experiment.rounds)
+            header = CheckpointHeader(
+                round=state.round,
+                metrics=metrics,
+                data=self.data,
+                logger=logger,
+                settings=self._settings,
+                rows=self._rows,
+                discovery=self._discovery,
+                versions=bit_versions(),
+                clients=state.clients,
+                joined=joined,
+            )
+            self._checkpoints.save(as_record(state), header, last=state.round == self.experiment.rounds)
             self._unsaved = None
 
     def evaluated(self, report: RoundReport) -> None:
@@ -90,13 +121,17 @@ class RunJournal(Journal):
         best = self.best if math.isfinite(self.best) else float("nan")
         metrics = report.scores.as_metrics() | {"test/acc_best": best} | report.metrics
         number, state, data = report.state.round, report.state, self.experiment.data
+        row = {"round": number} | metrics
+        rows = digest_rows([row], self._rows)
         names, score = list(data.class_names), self.experiment.score
-        model = SavedModel(state.weights, state.buffers, self.experiment.backbone, data.size, names, score)
+        header = ModelHeader(self.experiment.backbone, data.size, names, score, number, rows)
+        model = SavedModel(state.weights, state.buffers, header)
         if improved:
             self.save()  # else a run that goes on from an earlier checkpoint would find a best that it never had
             model.save(self.folder, "best")
         model.save(self.folder, "last")
-        append_metrics(self.folder, {"round": number} | metrics)
+        append_metrics(self.folder, row)
+        self._rows = rows
         if self.logger is not None:
             self.logger.log_metrics({n: value for n, value in metrics.items() if not math.isnan(value)}, step=number)
         self.display.round(number, self.experiment.rounds, metrics)

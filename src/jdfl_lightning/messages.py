@@ -80,6 +80,8 @@ class FitResult:
     """Plain numbers to log, such as the mean training loss."""
     keeps_state: bool = False
     """Whether the client keeps something for its next participation."""
+    note: str = ""
+    """Something that the user should know."""
 
     @property
     def num_bytes(self) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from jdfl_lightning.checkpoint import write_whole
 from jdfl_lightning.errors import InputError, StorageError, require
+from jdfl_lightning.files import write_whole
 from jdfl_lightning.messages import FitResult
 from jdfl_lightning.seeding import torch_generator
 from jdfl_lightning.tensors import RunningSum, Tensors, norm, sub

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 
-from jdfl_lightning.checkpoint import About, Checkpoints
+from jdfl_lightning.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.config import Experiment, as_dict, run_of
 from jdfl_lightning.discovery import Updates
-from jdfl_lightning.errors import InputError, StorageError, require
+from jdfl_lightning.errors import InputError, Note, StorageError, require
 from jdfl_lightning.rounds import ServerState
 from jdfl_lightning.run_folder import (
     ALONE,
-    CONFIG,
     DIAGNOSIS,
     DISCOVERY,
+    METRICS,
     RUNS,
+    digest_discovery,
+    digest_metrics,
     flat_settings,
+    forget_rounds,
     last_round,
     load_discovery,
+    load_model,
 )
 from jdfl_lightning.tensors import Record
+from jdfl_lightning.trust import CONFIG, saved_settings
 
 _FREE = (
     "rounds",
@@ -66,16 +72,6 @@ def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat_settings(settings) if not f"{key}.".startswith(free)}
 
 
-def _saved_settings(folder: Path) -> dict[str, Any]:
-    try:
-        settings = yaml.safe_load((folder / CONFIG).read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} cannot be read: {error}.") from error
-    if not isinstance(settings, dict):
-        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} holds none.")
-    return settings
-
-
 def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, why: str) -> None:
     """Raise an `InputError` that names the first setting that differs."""
     for key in [*before, *after]:
@@ -87,7 +83,7 @@ def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
     """Raise an `InputError` that names what would alter the rounds that are over."""
-    saved, now = _saved_settings(folder), as_dict(experiment)
+    saved, now = saved_settings(folder), as_dict(experiment)
     why = "the rounds that are over would have been others. Leave it out, or start a new run."
     require_equal(fixed_settings(saved), fixed_settings(now), folder, why)
     rounds = saved.get("rounds")
@@ -107,7 +103,7 @@ def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
 def check_updates(experiment: Experiment, folder: Path) -> None:
     """Raise an `InputError` that names what would have made clients send other updates than a discovery's."""
     why = "clients would have sent other updates in Phase 1, so that this discovery cannot be taken up."
-    require_equal(_phase_1(_saved_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
+    require_equal(_phase_1(saved_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
 
 
 def take_up(experiment: Experiment, data: str) -> Updates | None:
@@ -163,7 +159,7 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
         other = folder.name.endswith(ALONE) or (folder / DIAGNOSIS).is_file() != diagnosis
         if other or not (folder / CONFIG).is_file():
             continue
-        if fixed_settings(_saved_settings(folder)) == wanted:
+        if fixed_settings(saved_settings(folder)) == wanted:
             check_same(experiment, folder)
             return folder
     return None
@@ -176,7 +172,7 @@ class Reached:
     state: ServerState
     metrics: dict[str, float]
     """The last round's, without its scores."""
-    about: About
+    header: CheckpointHeader
     centroids: Tensor | None
     """Those of the pseudo-domains, if they have moved since Phase 1."""
 
@@ -201,21 +197,90 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
     named = Path(experiment.resume or "")
     file = named if named.is_file() else checkpoints.file(rounds[0]) if rounds else None
     if file is None:
-        every = _saved_settings(folder).get("checkpoint", {}).get("every", 1)
+        every = saved_settings(folder).get("checkpoint", {}).get("every", 1)
         if last_round(folder) >= every:
             raise StorageError(f"Expected a checkpoint but {checkpoints.folder} has none: the run cannot be continued.")
         return None
     try:
-        record, about = checkpoints.load(file, experiment.backend.states_here)
+        record, header = checkpoints.load(file, experiment.backend.states_here)
         if {"weights"} - set(record):
             raise StorageError(f"Expected a checkpoint but {file} holds no weights.")
     except StorageError as error:
         raise StorageError(f"{error} {_offer(checkpoints, file, experiment.backend.states_here)}") from error
-    if about.data != data:
+    if header.data != data:
         raise InputError(f"Expected --data to give the images of the run {folder} but they, or their split, differ.")
+    _check_beside(experiment, folder, file, header)
     server = {group.removeprefix("server."): record[group] for group in record if group.startswith("server.")}
-    state = ServerState(about.round, record["weights"], record.get("buffers", {}), server, about.clients)
-    return Reached(state, about.metrics, about, record.get("domains", {}).get("mu"))
+    state = ServerState(header.round, record["weights"], record.get("buffers", {}), server, header.clients)
+    return Reached(state, header.metrics, header, record.get("domains", {}).get("mu"))
+
+
+def bit_versions() -> dict[str, str]:
+    """Return the versions of the packages that decide about bits."""
+    return {name: version(name) for name in ("jdfl-lightning", "torch", "lightning")}
+
+
+def _check_beside(experiment: Experiment, folder: Path, file: Path, header: CheckpointHeader) -> None:
+    """Raise an error if what stands beside a checkpoint is no longer what it was when that was written.
+
+    These are the settings, the rows of ``metrics.csv`` and what Phase 1 found; other versions of packages are a note.
+    """
+    why = "the rounds that are over were run with that. Restore config.yaml, or start a new run."
+    require_equal(header.settings, fixed_settings(as_dict(experiment)), file, why)
+    before = header.round - 1
+    if (last := last_round(folder)) < before:
+        raise StorageError(
+            f"Expected the rounds up to {before} in {folder / METRICS} but it ends with {last:.0f}: it is damaged, "
+            "or of another run."
+        )
+    if digest_metrics(folder, before) != header.rows:
+        raise StorageError(
+            f"Expected {folder / METRICS} to be as it was when {file.name} was written but rows up to round {before} "
+            "have changed since: restore it, or start a new run."
+        )
+    if digest_discovery(folder) != header.discovery:
+        raise StorageError(
+            f"Expected the discovery that {file.name} was written with but {folder / DISCOVERY} has changed since, "
+            "or is missing: restore it, or start a new run."
+        )
+    changed = {name: old for name, old in header.versions.items() if bit_versions().get(name) != old}
+    if changed:
+        was = ", ".join(f"{name} {old}" for name, old in changed.items())
+        now = ", ".join(f"{name} {bit_versions().get(name, 'missing')}" for name in changed)
+        warnings.warn(
+            f"The run so far was made with {was}; from here on with {now}: bits may differ.", Note, stacklevel=2
+        )
+
+
+def best_so_far(folder: Path, round: int) -> float:
+    """Forget the rounds after one; return the best accuracy of those that stay, and say so if its weights are lost.
+
+    The round's own row is kept only if the last weights, which are saved just before it is written, vouch for it.
+
+    Args:
+        folder: the run folder.
+        round: the last round that counts.
+    """
+    try:
+        last = load_model(folder, "last").header
+        known = last.round == round and last.rows == digest_metrics(folder, round)
+    except InputError:
+        known = False
+    number, best = forget_rounds(folder, round if known else round - 1)
+    if number:
+        try:
+            found = load_model(folder, "best").header.round
+            problem = "" if found >= number else f"is of round {found}"
+        except InputError:
+            problem = "is missing or damaged"
+        if problem:
+            warnings.warn(
+                f"The best round so far is {number} but {folder / 'best.safetensors'} {problem}: it will be that of "
+                "the next round that is better.",
+                Note,
+                stacklevel=2,
+            )
+    return best
 
 
 def _offer(checkpoints: Checkpoints, damaged: Path, states_here: bool) -> str:
@@ -225,7 +290,7 @@ def _offer(checkpoints: Checkpoints, damaged: Path, states_here: bool) -> str:
         if file != damaged:
             try:
                 checkpoints.load(file, states_here)
-                return f"The one of round {round} is whole: go on with --resume {file}"
+                return f"The one of round {round} is whole: resume it with --resume {file}"
             except StorageError:
                 continue
     return "No other checkpoint is whole: start a new run."

@@ -55,6 +55,9 @@ class Journal:
     def unassigned(self, client: int, reason: str) -> None:
         """A client has no pseudo-domain yet."""
 
+    def noted(self, round: int, client: int, note: str) -> None:
+        """There is something to know of a client's answer, which enters the round."""
+
     def refused(self, round: int, client: int, reason: str) -> None:
         """A client's answer does not enter a round, or there is none."""
 
@@ -78,8 +81,8 @@ def sample_clients(num_clients: int, count: int, seed: int, round: int, attempt:
 class _Tally:
     """Passes results on one by one, and adds up what the round reports of them."""
 
-    def __init__(self, name: str, total: int, journal: Journal) -> None:
-        self.name, self.total, self.journal = name, total, journal
+    def __init__(self, round: int, total: int, journal: Journal) -> None:
+        self.round, self.name, self.total, self.journal = round, f"round {round}", total, journal
         self.answered = self.clients = self.bytes = self.examples = 0
         self.metrics: dict[str, float] = {}
         self.buffers = RunningSum()
@@ -106,6 +109,8 @@ class _Tally:
                 self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
             self.buffers.add(result.buffers, result.num_examples)
             self.keeps[result.client] = result.keeps_state
+            if result.note:
+                self.journal.noted(self.round, result.client, result.note)
             yield result
 
 
@@ -158,7 +163,7 @@ def _run_round(
 
     for attempt in range(_ATTEMPTS):
         chosen = sample_clients(num_clients, experiment.clients_per_round, seed, number, attempt)
-        tally = _Tally(f"round {number}", len(chosen), journal)
+        tally = _Tally(number, len(chosen), journal)
         if domains is not None:
             if experiment.supervision != "random":  # which does not look at a client's pseudo-domain
                 draw = 1 + number * _ATTEMPTS + attempt

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-import yaml
+from annotated_types import Interval, Len
+from matplotlib.figure import Figure
 
-from jdfl_lightning.checkpoint import load_record, save_record, write_whole
+from jdfl_lightning.checkpoint import CHECKPOINTS, CLIENTS, load_record, save_record, stored_digest
 from jdfl_lightning.clustering import PseudoDomains, project
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError
+from jdfl_lightning.files import checked, is_aside, read_json, read_settings, refuse_links, write_whole
 from jdfl_lightning.joint import Score
 from jdfl_lightning.tensors import Tensors
+from jdfl_lightning.trust import CONFIG
 
 RUNS = "runs"
 """Where new run folders are made."""
-CONFIG, METRICS, CURVES = "config.yaml", "metrics.csv", "curves.png"
+METRICS, CURVES = "metrics.csv", "curves.png"
 DISCOVERY, DISCOVERY_FIGURE, VECTORS = "discovery.json", "discovery.png", "discovery.safetensors"
 ALONE = "-discovery"
 """End of the name of a folder of Phase 1 alone."""
@@ -33,13 +37,20 @@ DIAGNOSIS, DIAGNOSIS_FIGURE = "diagnosis.csv", "diagnosis.png"
 DOMAIN_PREFIX = "test/acc/"
 """Start of the names of a domain's accuracy in ``metrics.csv``."""
 
+_DPI = 130
+"""Of the pictures in a run folder."""
+
 Which = Literal["best", "last"]
 
 
 def make_run_folder(run_dir: str | None, name: str) -> Path:
     """Make the folder of a run, by default a new one in ``runs``; one that holds something is never touched."""
     folder = Path(run_dir) if run_dir else Path(RUNS) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    if run_dir and folder.exists() and (not folder.is_dir() or any(not is_aside(file) for file in folder.iterdir())):
+    if (
+        run_dir
+        and folder.exists()
+        and (not folder.is_dir() or any(not is_aside(file.name) for file in folder.iterdir()))
+    ):
         raise InputError(f"Expected --run_dir to be new or empty but {folder} exists: choose another, or remove it.")
     try:
         while True:
@@ -52,9 +63,16 @@ def make_run_folder(run_dir: str | None, name: str) -> Path:
         raise InputError(f"Expected --run_dir to be writable but got {folder}: {error}.") from error
 
 
-def is_aside(file: Path) -> bool:
-    """Return whether a file is what a kill in the middle of writing leaves."""
-    return file.name.startswith(".") and file.name.endswith(".tmp")
+def require_own_files(folder: Path) -> None:
+    """Raise an `InputError` if what a run would write or remove there is a link to something elsewhere."""
+    refuse_links(folder, (CHECKPOINTS, CLIENTS))
+
+
+def save_figure(figure: Figure, file: Path) -> None:
+    """Write a picture of a run folder."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=_DPI)
+    write_whole(file, out.getvalue())
 
 
 class RunLock:
@@ -112,6 +130,32 @@ def _read_rows(folder: Path) -> list[dict[str, Any]]:
         raise StorageError(f"Expected a table but {folder / METRICS} cannot be read: {error}.") from error
 
 
+def digest_rows(rows: Iterable[Mapping[str, Any]], before: str = "") -> str:
+    """Return a digest of a table's rows: what they say, not how long it took.
+
+    Args:
+        rows: numbers, or the texts that ``metrics.csv`` has for them.
+        before: the digest of the rows before these.
+    """
+    for row in rows:
+        cells = sorted(f"{n}={v}" for n, v in row.items() if not n.startswith("time/") and str(v) != "nan")
+        before = hashlib.blake2b("\n".join([before, *cells]).encode(), digest_size=16).hexdigest()
+    return before
+
+
+def digest_metrics(folder: Path, until: int) -> str:
+    """Return the digest of the rows of ``metrics.csv`` up to a round."""
+    return digest_rows(row for row in _read_rows(folder) if _number(folder, row, "round") <= until)
+
+
+def digest_discovery(folder: Path) -> str | None:
+    """Return a digest of what Phase 1 found; none if there is nothing."""
+    if not (folder / DISCOVERY).exists():
+        return None
+    found = json.dumps({name: value for name, value in read_discovery(folder).items() if name != "joined"})
+    return hashlib.blake2b(f"{found} {stored_digest(folder / VECTORS)}".encode(), digest_size=16).hexdigest()
+
+
 def _number(folder: Path, row: Mapping[str, Any], column: str) -> float:
     try:
         return float(row[column])
@@ -124,8 +168,12 @@ def last_round(folder: Path) -> float:
     return max((_number(folder, row, "round") for row in _read_rows(folder)), default=0)
 
 
-def forget_rounds(folder: Path, after: int) -> float:
-    """Remove the rows of rounds after one from ``metrics.csv``; return the best accuracy of those that stay."""
+def forget_rounds(folder: Path, after: int) -> tuple[int, float]:
+    """Remove the rows of rounds after one from ``metrics.csv``; return the best of those that stay, and its accuracy.
+
+    Returns:
+        The first round with the highest accuracy, and that; 0 and minus infinity if none was evaluated.
+    """
     rows = _read_rows(folder)
     stay = [row for row in rows if _number(folder, row, "round") <= after]
     if len(stay) < len(rows):
@@ -133,8 +181,11 @@ def forget_rounds(folder: Path, after: int) -> float:
             write_metrics(folder, stay)
         else:
             (folder / METRICS).unlink()
-    judged = [_number(folder, row, "test/acc") for row in stay]
-    return max((accuracy for accuracy in judged if not math.isnan(accuracy)), default=float("-inf"))
+    best = 0, float("-inf")
+    for row in stay:
+        if (accuracy := _number(folder, row, "test/acc")) > best[1]:
+            best = int(_number(folder, row, "round")), accuracy
+    return best
 
 
 def save_discovery(
@@ -175,12 +226,57 @@ def save_joined(folder: Path, found: PseudoDomains, true_domains: Sequence[str] 
     write_whole(folder / DISCOVERY, json.dumps(record, indent=1).encode())
 
 
+Count = Annotated[int, Interval(ge=0, lt=2**63)]
+Text = Annotated[str, Len(0, 10_000)]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A client in ``discovery.json``."""
+
+    domain: Count
+    true_domain: Text | None = None
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """What a report looks for in ``discovery.json``."""
+
+    num_domains: Annotated[int, Interval(ge=1, le=100_000)]
+    data: Text
+
+
+@dataclass(frozen=True)
+class _Found(_Summary):
+    """All that ``discovery.json`` says."""
+
+    criterion: Text
+    note: Text
+    picks: dict[Text, Count | None]
+    assignments: dict[int, Count]
+    inertias: dict[int, float]
+    silhouettes: dict[int, float]
+    similarities: list[list[float]]
+    projection: dict[int, list[float]]
+    left_out: dict[int, Text]
+    vector_length: Count
+    bytes_down: Count
+    bytes_up: Count
+    true_domains: dict[int, Text] | None = None
+    ari: float | None = None
+    nmi: float | None = None
+    joined: dict[int, _Member] | None = None
+
+
 def read_discovery(folder: Path) -> dict[str, Any]:
     """Read ``discovery.json``."""
+    return _read_discovery(folder, _Found)
+
+
+def _read_discovery(folder: Path, kind: type) -> dict[str, Any]:
     try:
-        record = json.loads((folder / DISCOVERY).read_text())
-        if not isinstance(record, dict):
-            raise ValueError("it holds no record")
+        record: dict[str, Any] = read_json(folder / DISCOVERY)
+        checked(kind, record)
         return record
     except FileNotFoundError as error:
         raise InputError(f"Expected a folder with pseudo-domains but {folder} has no {DISCOVERY}.") from error
@@ -235,27 +331,33 @@ def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @dataclass(frozen=True)
+class ModelHeader:
+    """What is known of saved weights."""
+
+    backbone: Annotated[str, Len(1, 300)]
+    size: Annotated[int, Interval(ge=1, le=10_000)]
+    """Height and width of the images."""
+    class_names: Annotated[list[Text], Len(1, 1_000_000)]
+    score: Score = "max"
+    """How it was evaluated."""
+    round: Count = 0
+    """After which round."""
+    rows: Text = ""
+    """Digest of the rows of ``metrics.csv`` up to this round's."""
+
+
+@dataclass(frozen=True)
 class SavedModel:
     """A model with all that is needed to use it."""
 
     weights: Tensors
     buffers: Tensors
-    backbone: str
-    size: int
-    class_names: list[str]
-    score: Score = "max"
-    """How it was evaluated."""
+    header: ModelHeader
 
     def save(self, folder: Path, which: Which) -> None:
         """Write the model as the run's best or last one."""
-        about = {
-            "backbone": self.backbone,
-            "size": self.size,
-            "class_names": self.class_names,
-            "score": self.score,
-        }
         record = {"weights": self.weights, "buffers": self.buffers}
-        save_record(folder / f"{which}.safetensors", record, about)
+        save_record(folder / f"{which}.safetensors", record, asdict(self.header))
 
 
 def load_model(folder: Path, which: Which) -> SavedModel:
@@ -263,9 +365,9 @@ def load_model(folder: Path, which: Which) -> SavedModel:
     file = folder / f"{which}.safetensors"
     record, about = load_record(file)
     try:
-        return SavedModel(record["weights"], record.get("buffers", {}), **about)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"Expected the weights of a run but {file} is something else.") from error
+        return SavedModel(record["weights"], record.get("buffers", {}), checked(ModelHeader, about))
+    except (KeyError, ValueError) as error:
+        raise InputError(f"Expected the weights of a run but {file} is something else: {error}.") from error
 
 
 @dataclass(frozen=True, repr=False)
@@ -308,14 +410,13 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read a run folder; what is missing or damaged is named in the error."""
     try:
-        config = yaml.safe_load((folder / CONFIG).read_text())
+        config = read_settings(folder / CONFIG)
         (folder / METRICS).stat()  # has to be there
         rows = [{name: float(value) for name, value in row.items()} for row in _read_rows(folder)]
-        found = folder / DISCOVERY
-        discovery = json.loads(found.read_text()) if found.exists() else None
+        discovery = _read_discovery(folder, _Summary) if (folder / DISCOVERY).exists() else None
     except FileNotFoundError as error:
         raise InputError(f"Expected a run folder but {folder} has no {Path(error.filename).name}.") from error
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"Expected a run folder but {folder} cannot be read: {error}.") from error
     if not rows:
         raise InputError(f"Expected a run with a finished round but {folder} has none.")

@@ -11,20 +11,20 @@ from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError, StorageError, require
 from jdfl_lightning.experiment import discover, fit
+from jdfl_lightning.files import is_aside
 from jdfl_lightning.loggers import in_group
 from jdfl_lightning.resume import check_same, check_updates
 from jdfl_lightning.run_folder import (
-    CONFIG,
     CURVES,
     DISCOVERY,
     DISCOVERY_FIGURE,
     METRICS,
     RUNS,
     VECTORS,
-    is_aside,
     last_round,
     lock_run,
 )
+from jdfl_lightning.trust import CONFIG
 
 DISCOVERIES = "discovery"
 """Folder, in that of the suite, of the discoveries that runs of a seed share."""
@@ -207,7 +207,7 @@ def _discovery(folder: Path, run: Experiment, display: Display) -> str | None:
     if not (shared / DISCOVERY).is_file():
         if shared.is_dir():  # one that was cut off, if there is nothing else in it
             ours = {CONFIG, VECTORS, DISCOVERY_FIGURE}
-            strange = [file.name for file in shared.iterdir() if file.name not in ours and not is_aside(file)]
+            strange = [file.name for file in shared.iterdir() if file.name not in ours and not is_aside(file.name)]
             require(not strange, "--run_dir", f"without files of others in {shared}", ", ".join(strange))
             shutil.rmtree(shared)
         discover(replace(run, run_dir=str(shared)), display)

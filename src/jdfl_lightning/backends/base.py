@@ -6,6 +6,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from jdfl_lightning.checkpoint import ClientStates
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
 
+RESET = "its saved state was damaged, so that it started afresh"
 ATTEMPTS = 2
 """Times that a client's fit is tried."""
 
@@ -65,11 +67,11 @@ def describe(error: Exception) -> str:
 
 def fit_with_state(site: Site, states: ClientStates, task: FitTask) -> FitResult:
     """Fit a client from the state it kept, and keep its new one."""
-    state = states.load(task.client, task.since) if task.since else init_state(site, task)
-    result, state = fit_client(site, task, state)
+    known = states.recall(task.client, task.since) if task.since else None
+    result, state = fit_client(site, task, init_state(site, task) if known is None else known)
     if result.keeps_state:
         states.save(task.client, task.round, state)
-    return result
+    return replace(result, note=RESET) if task.since and known is None else result
 
 
 def init_state(site: Site, task: FitTask) -> Record:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from jdfl_lightning.backends.base import Backend, Runner, describe, fit_with_state, init_state
+from jdfl_lightning.backends.base import RESET, Backend, Runner, describe, fit_with_state, init_state
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, without_images
 from jdfl_lightning.checkpoint import ClientStates
@@ -252,12 +252,15 @@ class _Actor(Worker):
         self.ready = False
         self._actor, self.answer = cluster.start()
         self._shares_disk = False
+        self._note = ""
 
     def begin(self, job: Job) -> None:
         """Send a job; with the client's state, if the actor cannot read it."""
         state = None
         if job.kind == "fit" and not self._shares_disk and job.content.since and job.content.round != DISCOVERY:
-            state = encode(self._cluster.states.load(job.content.client, job.content.since))
+            known = self._cluster.states.recall(job.content.client, job.content.since)
+            self._note = RESET if known is None else ""
+            state = None if known is None else encode(known)
         common = self._cluster.share(job.common)
         self.answer = self._actor.do.remote(job.kind, encode(job.content), common, state)
 
@@ -279,6 +282,8 @@ class _Actor(Worker):
             self._cluster.started()
             return None
         kind, content, state = pickle.loads(answer)
+        if self._note and kind == "done":
+            content, self._note = replace(content, note=self._note), ""
         if state is not None and self.job is not None:
             self._cluster.states.save(self.job.content.client, self.job.content.round, state)
         return kind, content

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from jdfl_lightning.backends import Backend, Runner
-from jdfl_lightning.checkpoint import ClientStates, write_whole
+from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.data.base import Roster
 from jdfl_lightning.display import Display
@@ -30,6 +32,7 @@ from jdfl_lightning.federation.wire import (
     write_orders,
     write_request,
 )
+from jdfl_lightning.files import checked, read_json, write_whole
 from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
 from jdfl_lightning.resume import find_run, fixed_settings
 from jdfl_lightning.run_folder import Run
@@ -39,6 +42,13 @@ _RUN = "federation.json"
 """File of a run folder that names the run for its sites."""
 _PRECISIONS = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 """Types that training leaves weights in, if not in the one that they were sent in."""
+
+
+@dataclass(frozen=True)
+class _Name:
+    """What that file holds."""
+
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 @dataclass
@@ -66,8 +76,8 @@ class SitesBackend(Backend):
         if not file.exists():
             write_whole(file, json.dumps({"run": secrets.token_hex(16)}).encode())
         try:
-            run = str(json.loads(file.read_text())["run"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            run = checked(_Name, read_json(file)).run
+        except (OSError, ValueError) as error:
             raise StorageError(f"Expected the name of the run but {file} cannot be read: {error!r}.") from error
         yield SitesRunner(experiment, self.federation, run)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jdfl_lightning.checkpoint import Checkpoints, read_about
+from jdfl_lightning.checkpoint import Checkpoints, read_header
 from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.run_folder import CONFIG, DIAGNOSIS, DISCOVERY, METRICS, Run, flat_settings, read_run
+from jdfl_lightning.run_folder import DIAGNOSIS, DISCOVERY, METRICS, Run, flat_settings, read_run
+from jdfl_lightning.trust import CONFIG
 
 Value: TypeAlias = str | int | float | bool | None
 Settings: TypeAlias = tuple[tuple[str, Value], ...]
@@ -226,7 +227,7 @@ def _fingerprint(run: Run) -> str | None:
         return str(run.discovery["data"])
     checkpoints = Checkpoints(run.folder, 1)
     try:
-        return read_about(checkpoints.file(checkpoints.rounds()[0])).data
+        return read_header(checkpoints.file(checkpoints.rounds()[0])).data
     except (IndexError, StorageError):
         return None
 

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 from rich.table import Table
@@ -17,7 +15,8 @@ from jdfl_lightning import published
 from jdfl_lightning.errors import StorageError
 from jdfl_lightning.findings import Finding, read_findings
 from jdfl_lightning.report.run import new_figure
-from jdfl_lightning.run_folder import CONFIG, flat_settings
+from jdfl_lightning.run_folder import flat_settings, save_figure
+from jdfl_lightning.trust import saved_settings
 
 Grid = dict[tuple[int, int, str], float]
 """(E_0, batch size, layers) -> value."""
@@ -32,19 +31,9 @@ def grid(findings: Sequence[Finding], value: Callable[[Finding], float | None]) 
     return {case: mean(found) for case, found in values.items()}
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    try:
-        settings = yaml.safe_load((folder / CONFIG).read_text())
-        if isinstance(settings, dict):
-            return settings
-    except (OSError, ValueError, yaml.YAMLError):
-        pass
-    raise StorageError(f"Expected the settings of a diagnosis but {folder / CONFIG} holds none.")
-
-
 def grids(folder: Path) -> list[tuple[str, Grid, Grid]]:
     """Return title, measured grid and published grid (empty where there is none) of all that a sweep shows."""
-    findings, settings = read_findings(folder), _settings(folder)
+    findings, settings = read_findings(folder), saved_settings(folder)
     if not findings:
         raise StorageError(f"Expected a finished case but {folder} has none.")
     clients, domains, seeds = findings[0].clients, findings[0].domains, len({finding.seed for finding in findings})
@@ -111,7 +100,7 @@ def draw_diagnosis(folder: Path, file: Path) -> None:
     for place, (title, values) in zip(axes.flat, panels, strict=False):
         image = _draw_grid(place, values, rows, columns, title)
     figure.colorbar(image, ax=axes, shrink=0.6, aspect=40)
-    figure.savefig(file, dpi=110)
+    save_figure(figure, file)
 
 
 def _draw_grid(

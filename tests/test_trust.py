@@ -1,0 +1,379 @@
+"""What a run folder from somebody else can do, and what it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from helpers import Lines, experiment
+from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, PoolBackend, fit
+from jdfl_lightning.checkpoint import ClientStates, load_record, save_record
+from jdfl_lightning.cli import BAD_INPUT, main
+from jdfl_lightning.config import Checkpointing
+from jdfl_lightning.errors import InputError
+from jdfl_lightning.files import parse_json, parse_settings, read_json
+from jdfl_lightning.run_folder import load_model
+from jdfl_lightning.tensors import Record
+from jdfl_lightning.trust import PACKAGES, is_own, known_backbone, settings_to_use
+
+
+@pytest.fixture
+def own_run() -> Path:
+    return fit(experiment(run_dir="run", supervision="base", rounds=1, backbone="PaperCNN")).folder
+
+
+def from_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **settings: Any) -> None:
+    """Have a run folder been made by another user, with some settings of theirs."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | settings))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another user"))
+
+
+def change_header(file: Path, **values: Any) -> None:
+    record, about = load_record(file)
+    save_record(file, record, about | values)
+
+
+def bomb(tmp_path: Path) -> tuple[Path, Path]:
+    """A module that leaves a mark when it is imported, and the mark."""
+    (tmp_path / "bomb.py").write_text(
+        "from pathlib import Path\n"
+        "from jdfl_lightning import FedAvg\n"
+        f"Path({str(tmp_path / 'mark')!r}).touch()\n"
+        "class Boom(FedAvg): pass\n"
+    )
+    sys.modules.pop("bomb", None)
+    return tmp_path / "bomb.py", tmp_path / "mark"
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_metadata_of_weights_runs_nothing(
+    own_run: Path, image_tree: Path, tmp_path: Path, trust: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The size is not a number, whoever trusts it; and os.system is nobody's backbone unless trusted."""
+    mark = tmp_path / "mark"
+    change_header(own_run / "best.safetensors", backbone="os.system", size=f"touch {mark}")
+    assert main(["predict", "--run", str(own_run), str(image_tree), "--trust", str(trust).lower()]) == BAD_INPUT
+    assert "size" in capsys.readouterr().err
+    change_header(own_run / "best.safetensors", size=8)
+    if not trust:
+        assert main(["predict", "--run", str(own_run), str(image_tree)]) == BAD_INPUT
+        error = capsys.readouterr().err
+        assert "os.system" in error
+        assert "--trust true" in error
+        assert error.count("\n") == 1
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("backbone", ["PaperCNN"]),
+        ("backbone", "x" * 1000),
+        ("size", -8),
+        ("size", 8.5),
+        ("class_names", "0123456789"),
+        ("class_names", []),
+        ("class_names", [1, 2]),
+        ("score", "min"),
+        ("round", "1"),
+    ],
+)
+def test_metadata_of_weights_has_a_form(own_run: Path, name: str, value: Any) -> None:
+    change_header(own_run / "last.safetensors", **{name: value})
+    with pytest.raises(InputError, match=rf"last\.safetensors is something else: {name}"):
+        load_model(own_run, "last")
+
+
+def test_weights_that_do_not_fit_their_network(own_run: Path, image_tree: Path) -> None:
+    record, about = load_record(own_run / "best.safetensors")
+    for weights in ({}, {"head.weight": torch.zeros(7, 128), "head.bias": torch.zeros(7)}):
+        save_record(own_run / "best.safetensors", record | {"weights": record["weights"] | weights}, about)
+        if not weights:
+            save_record(own_run / "best.safetensors", {"weights": {}}, about)
+        assert main(["predict", "--run", str(own_run), str(image_tree)]) == BAD_INPUT
+
+
+@pytest.mark.parametrize("command", ["test", "resume"])
+def test_settings_from_elsewhere_import_nothing_unknown(
+    own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, mark = bomb(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from_elsewhere(own_run, monkeypatch, tmp_path, algorithm={"class_path": "bomb.Boom"})
+    line = ["test", "--run", str(own_run)] if command == "test" else ["fit", "--resume", str(own_run)]
+    assert main(line) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert "bomb.Boom" in error
+    assert "--trust true" in error
+    assert error.count("\n") == 1
+    assert not mark.exists()
+    main([*line, "--trust", "true"])
+    assert mark.exists()
+    sys.modules.pop("bomb", None)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "os.path.join"},
+        {"algorithm": "settings.yaml"},
+        {"backbone": "jdfl_lightning.cli.main"},
+        {"backbone": "torchvision.io.write_file"},
+        {"backbone": "torchvision/models"},
+        {"data": {"class_path": "jdfl_lightning.DigitsDomains", "init_args": {"size": {"class_path": "os.system"}}}},
+        {"trainer": {"callbacks": [{"class_path": "timm2.Callback"}]}},
+        {"data": {"class_path": ["os"]}},
+    ],
+    ids=str,
+)
+def test_names_that_belong_to_no_known_package(
+    own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    from_elsewhere(own_run, monkeypatch, tmp_path, **settings)
+    with pytest.raises(InputError, match="--trust true"):
+        settings_to_use(own_run, trust=False)
+    assert settings_to_use(own_run, trust=True)
+
+
+def test_a_run_from_elsewhere_that_names_known_classes_needs_no_flag(
+    own_run: Path, image_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what says where to write, or whom to connect to, is not taken from it."""
+    logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(tmp_path / "theirs")}}
+    backend = {"class_path": "jdfl_lightning.backends.ray.RayBackend", "init_args": {"address": "192.0.2.1:6379"}}
+    from_elsewhere(own_run, monkeypatch, tmp_path, logger=logger, backend=backend)
+    assert not is_own(own_run)
+    assert main(["test", "--run", str(own_run)]) == 0
+    assert main(["predict", "--run", str(own_run), str(image_tree)]) == 0
+    assert main(["fit", "--resume", str(own_run), "--rounds", "2", "--backend", "LocalBackend"]) == 0
+    assert not (tmp_path / "theirs").exists()
+    assert is_own(own_run)  # it is this user's now, with settings that were looked at
+
+
+def test_a_run_of_ones_own_may_name_anything(image_tree: Path) -> None:
+    run = fit(experiment(run_dir="run", supervision="base", rounds=1)).folder  # helpers.tiny_net
+    assert is_own(run)
+    assert main(["test", "--run", "run"]) == 0
+    assert main(["predict", "--run", "run", str(image_tree)]) == 0
+    secret = Path(os.environ["XDG_DATA_HOME"]) / "jdfl-lightning/trust.key"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + "\n# edited\n")
+    assert not is_own(run)
+
+
+def test_where_no_secret_can_be_kept_nothing_is_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    assert not is_own(fit(experiment(run_dir="run", supervision="base", rounds=1)).folder)
+
+
+def test_known_names() -> None:
+    assert PACKAGES == ("jdfl_lightning", "torchvision", "timm")
+    assert not any(map(known_backbone, ("", "a b", "os.system", "timm.data.x", "torchvision.models", 3, None, "x;y")))
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "clients", "config.yaml", "metrics.csv", "checkpoints/1.safetensors"])
+def test_links_in_a_run_folder_are_refused(tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(experiment(run_dir="run", supervision="base", rounds=1, backbone="PaperCNN"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "7.safetensors").write_text("precious")
+    victim = Path("run") / place
+    if victim.exists():
+        victim.rename(elsewhere / "own")
+    victim.symlink_to(elsewhere / "own" if (elsewhere / "own").exists() else elsewhere)
+    before = {file: file.read_bytes() for file in elsewhere.rglob("*") if file.is_file()}
+    assert main(["fit", "--resume", "run", "--rounds", "2"]) == BAD_INPUT
+    assert "is a link" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in elsewhere.rglob("*") if file.is_file()} == before
+
+
+def test_a_link_where_a_file_is_written_aside_is_not_followed(tmp_path: Path) -> None:
+    fit(experiment(run_dir="run", supervision="base", rounds=1))
+    victim = tmp_path / "precious"
+    victim.write_text("precious")
+    for name in ("config.yaml", "metrics.csv", "last.safetensors"):  # names that were predictable once
+        Path(f"run/checkpoints/.{name}.tmp").symlink_to(victim)
+    Path("run/checkpoints/.1.safetensors.tmp").unlink(missing_ok=True)
+    with pytest.raises(InputError, match="is a link"):
+        fit(experiment(resume="run", supervision="base", rounds=2))
+    assert victim.read_text() == "precious"
+
+
+def test_only_files_of_its_own_names_are_removed() -> None:
+    fit(experiment(run_dir="run", supervision="base", rounds=1))
+    strange = [Path("run/checkpoints/notes.txt"), Path("run/checkpoints/7.safetensors.bak"), Path("run/clients/x.txt")]
+    Path("run/clients").mkdir(exist_ok=True)
+    for file in strange:
+        file.write_text("precious")
+    left_by_a_kill = Path("run/checkpoints/.1.safetensors.0123456789abcdef.tmp")
+    left_by_a_kill.touch()
+    fit(experiment(resume="run", supervision="base", rounds=2))
+    assert all(file.exists() for file in strange)
+    assert not left_by_a_kill.exists()
+
+
+ALIASES = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 10)}]\n" for n in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    "text", [ALIASES, "a: " + "[" * 5000 + "]" * 5000, "a: " + "x" * 2_000_000, "[1, 2]", "a: [", "x: !!python/none 1"]
+)
+def test_settings_that_are_too_much(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(text)
+    Path("run/metrics.csv").write_text("round\n1\n")
+    for command in (["fit", "--resume", "run"], ["test", "--run", "run"], ["fit", "--config", "run/config.yaml"]):
+        assert main(command) == BAD_INPUT
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_aliases_are_for_ones_own_configs() -> None:
+    text = "epochs: &n 3\nrounds: *n\n"
+    assert parse_settings(text, aliases=True) == {"epochs": 3, "rounds": 3}
+    with pytest.raises(ValueError, match="alias"):
+        parse_settings(text)
+
+
+def test_json_that_is_too_deep(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nested"):
+        parse_json("[" * 100_000 + "]" * 100_000)
+    (tmp_path / "large.json").write_text("[" + "0," * 40_000_000 + "0]")
+    with pytest.raises(ValueError, match="larger than"):
+        read_json(tmp_path / "large.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("assignments", {"0": "x"}), ("assignments", {"a": 0}), ("num_domains", 0), ("left_out", []), ("picks", 3)],
+)
+def test_a_discovery_has_a_form(name: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(experiment(run_dir="run", supervision="hard", rounds=1, backbone="PaperCNN"))
+    record = json.loads(Path("run/discovery.json").read_text())
+    Path("run/discovery.json").write_text(json.dumps(record | {name: value}))
+    assert main(["fit", "--resume", "run", "--rounds", "2"]) == BAD_INPUT
+    assert "discovery.json" in capsys.readouterr().err
+
+
+def resumes(**settings: Any) -> None:
+    fit(experiment(resume="run", supervision="base", rounds=3, **settings))
+
+
+def test_settings_that_were_edited_are_named() -> None:
+    fit(experiment(run_dir="run", supervision="base", rounds=2))
+    config = Path("run/config.yaml")
+    config.write_text(config.read_text().replace("lr: 0.05", "lr: 0.01"))
+    with pytest.raises(InputError, match=r"--lr to be 0\.05 as in run/checkpoints/2\.safetensors but got 0\.01"):
+        resumes(lr=0.01)
+
+
+@pytest.mark.parametrize("row", [1, 2])
+def test_an_accuracy_that_was_edited_is_noticed(row: int) -> None:
+    """The row of a round before the checkpoint's is refused; the checkpoint's own is evaluated again."""
+    fit(experiment(run_dir="whole", supervision="base", rounds=3))
+    fit(experiment(run_dir="run", supervision="base", rounds=2))
+    table = Path("run/metrics.csv")
+    lines = table.read_text().splitlines()
+    cells = lines[row].split(",")
+    cells[1] = "0.999"
+    table.write_text("\n".join([*lines[:row], ",".join(cells), *lines[row + 1 :]]) + "\n")
+    if row == 1:
+        with pytest.raises(InputError, match=r"metrics\.csv .*rows up to round 1 have changed"):
+            resumes()
+        return
+    resumes()
+    assert [line.split(",")[:4] for line in table.read_text().splitlines()] == [
+        line.split(",")[:4] for line in Path("whole/metrics.csv").read_text().splitlines()
+    ]
+
+
+def test_a_discovery_that_was_edited_is_noticed() -> None:
+    fit(experiment(run_dir="run", supervision="hard", rounds=1))
+    record = json.loads(Path("run/discovery.json").read_text())
+    record["assignments"]["0"] = (record["assignments"]["0"] + 1) % 3
+    Path("run/discovery.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"discovery\.json has changed"):
+        fit(experiment(resume="run", supervision="hard", rounds=2))
+
+
+def test_other_versions_are_a_note() -> None:
+    fit(experiment(run_dir="run", supervision="base", rounds=2))
+    change_header(Path("run/checkpoints/2.safetensors"), versions={"torch": "1.0", "jdfl-lightning": "0.0.1"})
+    with pytest.warns(UserWarning, match=r"made with torch 1\.0, jdfl-lightning 0\.0\.1; from here on with torch"):
+        resumes()
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged", "another"])
+def test_lost_best_weights_are_noticed(how: str) -> None:
+    fit(experiment(run_dir="run", supervision="base", rounds=2))
+    best = Path("run/best.safetensors")
+    if how == "missing":
+        best.unlink()
+    elif how == "damaged":
+        best.write_bytes(best.read_bytes()[:-7])
+    else:
+        change_header(best, round=0)
+    with pytest.warns(UserWarning, match=r"best\.safetensors is"):
+        resumes()
+
+
+def test_checkpoints_and_states_are_for_their_owner_alone() -> None:
+    fit(experiment(run_dir="run", supervision="base", rounds=1, algorithm=SCAFFOLD()))
+    files = [*Path("run/checkpoints").iterdir(), *Path("run/clients").iterdir()]
+    assert files
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_resume_reads_no_state_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"supervision": "base", "algorithm": SCAFFOLD(), "client_fraction": 0.25}
+    fit(experiment(run_dir="run", rounds=4, **changes))
+    read: list[tuple[int, int]] = []
+    load = ClientStates.load
+
+    def watched(self: ClientStates, client: int, round: int) -> Record:
+        read.append((client, round))
+        return load(self, client, round)
+
+    monkeypatch.setattr(ClientStates, "load", watched)
+    fit(experiment(resume="run", rounds=5, **changes))
+    assert len(read) <= 1  # the one client of round 5
+
+
+@pytest.mark.usefixtures("_imported_once")
+@pytest.mark.parametrize("backend", ["local", "pool"])
+def test_a_damaged_state_can_be_started_afresh(backend: str) -> None:
+    changes: dict[str, Any] = {"supervision": "base", "algorithm": SCAFFOLD()}
+    changes["backend"] = LocalBackend() if backend == "local" else PoolBackend(workers=2)
+    fit(experiment(run_dir="run", rounds=2, **changes, checkpoint=Checkpointing(keep=1)))
+    Path("run/clients/1-2.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"1-2\.safetensors .*--checkpoint\.reset_damaged_clients true"):
+        fit(experiment(resume="run", rounds=3, **changes))
+    display = Lines()
+    reset = Checkpointing(keep=1, reset_damaged_clients=True)
+    run = fit(experiment(resume="run", rounds=3, **changes, checkpoint=reset), display)
+    assert run.last["round"] == 3
+    assert any("client 1" in line and "afresh" in line for line in display.said)
+
+
+def test_a_missing_state_is_named_before_anything_is_trained() -> None:
+    changes: dict[str, Any] = {"supervision": "base", "algorithm": SCAFFOLD()}
+    fit(experiment(run_dir="run", rounds=2, **changes))
+    Path("run/clients/1-2.safetensors").unlink()
+    with pytest.raises(InputError, match=r"client 1, .*--resume run/checkpoints/1\.safetensors"):
+        fit(experiment(resume="run", rounds=3, **changes))
+
+
+def test_the_baseline_has_no_discovery_to_bind() -> None:
+    fit(experiment(run_dir="run", supervision="base", rounds=1, algorithm=FedAvg()))
+    assert load_record(Path("run/checkpoints/1.safetensors"))[1]["discovery"] is None
