@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from jdfl_lightning.errors import InputError
 from jdfl_lightning.files import parse_json, parse_settings, read_json
 from jdfl_lightning.run_folder import load_model
 from jdfl_lightning.tensors import Record
-from jdfl_lightning.trust import PACKAGES, is_own, known_backbone, settings_to_use
+from jdfl_lightning.trust import PACKAGES, is_own, known_backbone, settings_to_use, sign
 
 
 @pytest.fixture
@@ -168,6 +169,37 @@ def test_a_run_of_ones_own_may_name_anything(image_tree: Path) -> None:
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     (run / "config.yaml").write_text((run / "config.yaml").read_text() + "\n# edited\n")
     assert not is_own(run)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_kill_while_the_secret_is_made_leaves_nothing_behind() -> None:
+    folder = Path(os.environ["XDG_DATA_HOME"]) / "jdfl-lightning"
+    pid = os.fork()
+    if pid == 0:  # the file aside is written and not yet in place
+        os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+        sign(b"rounds: 1")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert len(list(folder.iterdir())) == 1
+    sign(b"rounds: 1")
+    assert [file.name for file in folder.iterdir()] == ["trust.key"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_all_processes_have_one_secret() -> None:
+    """Eight that all find none at first: the signature of each is the one that stays right."""
+    ready, go = os.pipe()
+    children = []
+    for number in range(8):
+        if not (pid := os.fork()):
+            os.close(go)
+            os.read(ready, 1)  # until the other end is closed
+            Path(f"{number}.txt").write_bytes(sign(b"rounds: 1"))
+            os._exit(0)
+        children.append(pid)
+    os.close(go)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 8
+    assert {Path(f"{number}.txt").read_bytes() for number in range(8)} == {sign(b"rounds: 1")}
 
 
 def test_where_no_secret_can_be_kept_nothing_is_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

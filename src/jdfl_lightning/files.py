@@ -6,7 +6,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,6 +81,27 @@ def remove_asides(folder: Path) -> None:
     with os.scandir(folder) as entries:
         for name in [entry.name for entry in entries if is_aside(entry.name)]:
             (folder / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time into the block, where the system can; others wait.
+
+    Args:
+        folder: what is locked; it has to be there.
+    """
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def refuse_links(folder: Path, subfolders: Iterable[str]) -> None:

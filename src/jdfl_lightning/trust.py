@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
 from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.files import read_settings, write_whole
+from jdfl_lightning.files import locked, read_settings, remove_asides, write_whole
 
 CONFIG = "config.yaml"
 """The settings of a run, in its folder."""
@@ -42,11 +40,10 @@ def _secret() -> bytes | None:
     try:
         if not file.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mine = folder / f"trust.{secrets.token_hex(8)}"
-            write_whole(mine, secrets.token_bytes(32), private=True)
-            with suppress(FileExistsError):  # another process was faster
-                os.link(mine, file)
-            mine.unlink()
+            with locked(folder):
+                if not file.exists():  # no other process was faster
+                    remove_asides(folder)
+                    write_whole(file, secrets.token_bytes(32), private=True)
         secret = file.read_bytes()
         return secret if len(secret) == 32 else None
     except (OSError, StorageError):
