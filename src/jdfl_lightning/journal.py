@@ -122,16 +122,16 @@ class RunJournal(Journal):
         metrics = report.scores.as_metrics() | {"test/acc_best": best} | report.metrics
         number, state, data = report.state.round, report.state, self.experiment.data
         row = {"round": number} | metrics
-        rows = digest_rows([row], self._rows)
+        scores = {name: value for name, value in report.scores.as_metrics().items() if not math.isnan(value)}
         names, score = list(data.class_names), self.experiment.score
-        header = ModelHeader(self.experiment.backbone, data.size, names, score, number, rows)
+        header = ModelHeader(self.experiment.backbone, data.size, names, score, number, scores)
         model = SavedModel(state.weights, state.buffers, header)
         if improved:
             self.save()  # else a run that goes on from an earlier checkpoint would find a best that it never had
             model.save(self.folder, "best")
         model.save(self.folder, "last")
         append_metrics(self.folder, row)
-        self._rows = rows
+        self._rows = digest_rows([row], self._rows)
         if self.logger is not None:
             self.logger.log_metrics({n: value for n, value in metrics.items() if not math.isnan(value)}, step=number)
         self.display.round(number, self.experiment.rounds, metrics)

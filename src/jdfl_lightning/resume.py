@@ -28,6 +28,7 @@ from jdfl_lightning.run_folder import (
     last_round,
     load_discovery,
     load_model,
+    same_scores,
 )
 from jdfl_lightning.tensors import Record
 from jdfl_lightning.trust import CONFIG, saved_settings
@@ -263,7 +264,7 @@ def best_so_far(folder: Path, round: int) -> float:
     """
     try:
         last = load_model(folder, "last").header
-        known = last.round == round and last.rows == digest_metrics(folder, round)
+        known = last.round == round and same_scores(folder, last)
     except InputError:
         known = False
     number, best = forget_rounds(folder, round if known else round - 1)

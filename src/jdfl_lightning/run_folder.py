@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -146,6 +146,14 @@ def digest_rows(rows: Iterable[Mapping[str, Any]], before: str = "") -> str:
 def digest_metrics(folder: Path, until: int) -> str:
     """Return the digest of the rows of ``metrics.csv`` up to a round."""
     return digest_rows(row for row in _read_rows(folder) if _number(folder, row, "round") <= until)
+
+
+def same_scores(folder: Path, header: ModelHeader) -> bool:
+    """Return whether the row of a saved model's round has the accuracies that are saved with the model."""
+    row = next((row for row in _read_rows(folder) if _number(folder, row, "round") == header.round), None)
+    if row is None or math.isnan(_number(folder, row, "test/acc")) == ("test/acc" in header.scores):
+        return False
+    return all(_number(folder, row, name) == value for name, value in header.scores.items())
 
 
 def digest_discovery(folder: Path) -> str | None:
@@ -342,8 +350,8 @@ class ModelHeader:
     """How it was evaluated."""
     round: Count = 0
     """After which round."""
-    rows: Text = ""
-    """Digest of the rows of ``metrics.csv`` up to this round's."""
+    scores: dict[Text, float] = field(default_factory=dict)
+    """Its accuracies, by their names in ``metrics.csv``; empty if it was not evaluated."""
 
 
 @dataclass(frozen=True)
