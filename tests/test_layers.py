@@ -13,12 +13,12 @@ import jdfl_lightning
 
 SOURCE = Path(jdfl_lightning.__file__).parent
 LAYERS = [
-    ["errors", "memory", "nursery", "published", "seeding", "tensors", "messages"],
+    ["errors", "memory", "nursery", "published", "seeding", "tensors", "messages", "privacy"],
     ["joint", "models", "algorithms", "sketch", "trainer", "display", "interrupts", "screening"],
     ["discovery"],
     ["clustering"],
     ["data", "module"],
-    ["checkpoint", "client", "privacy", "run_folder"],
+    ["checkpoint", "client", "run_folder"],
     ["evaluation", "findings", "groups"],
     ["backends", "loggers"],
     ["config"],

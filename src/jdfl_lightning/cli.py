@@ -222,16 +222,17 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 def _predict(args: Sequence[str]) -> int:
     """write a CSV with class, probability and winning pseudo-domain of images"""
     from jdfl_lightning.inference import list_images, predict, write_predictions
-    from jdfl_lightning.run_folder import load_model
+    from jdfl_lightning.run_folder import kept_weights, load_model
 
     parser = _parser("predict")
     parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="folder of the run")
-    parser.add_argument("--weights", choices=["best", "last"], default="best", help="which of the run's weights to use")
+    which = "which of the run's weights to use; default: best, or last if the run keeps no best, as a private one"
+    parser.add_argument("--weights", choices=["best", "last"], help=which)
     _add_score(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the CSV goes; standard output if not given")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="image files, or folders of them")
     options = parser.parse_args(args)
-    model = load_model(options.run, options.weights)
+    model = load_model(options.run, options.weights or kept_weights(options.run))
     unreadable: list[str] = []
     predictions = predict(model, list_images(options.images), unreadable, options.score)
     if options.output is None:
