@@ -578,4 +578,5 @@ def test_discover_shows_what_it_found(capsys: pytest.CaptureFixture[str], monkey
         assert named in capsys.readouterr().err
     assert {file: file.read_bytes() for file in Path("found").iterdir()} == before
     assert [path.name for path in Path().iterdir()] == ["found"]
-    assert main(["discover", *options, "--supervision", "base", "--privacy.clip_norm", "1"]) == 2
+    assert main(["discover", *options, "--supervision", "base", "--algorithm", "PrivateFedAvg"]) == 2
+    assert "--algorithm to be another one" in capsys.readouterr().err

@@ -1,10 +1,9 @@
-"""Bad clients do not enter a round; privacy; robust means."""
+"""Bad clients do not enter a round; robust means."""
 
 from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import experiment
-from jdfl_lightning import SCAFFOLD, FedAvg, FedDyn, FedProc, RobustFedAvg, fit
+from jdfl_lightning import SCAFFOLD, FedAvg, RobustFedAvg, fit
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site
 from jdfl_lightning.errors import InputError
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
-from jdfl_lightning.privacy import Privacy, private_mean, spent_epsilon
-from jdfl_lightning.rounds import Journal, RoundReport, ServerState, run_rounds, sample_clients
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask, RoundContext
+from jdfl_lightning.rounds import Journal, RoundReport, ServerState, run_rounds
 from jdfl_lightning.screening import screened, why_not, without_outliers
-from jdfl_lightning.tensors import Record, Tensors, flatten, norm, sub
+from jdfl_lightning.seeding import sample_clients
+from jdfl_lightning.tensors import Record, Tensors, flatten
 
 NAN = float("nan")
 
@@ -203,6 +202,9 @@ def test_bad_limits(change: dict[str, Any], message: str) -> None:
 # --- robust means
 
 
+FIVE = RoundContext(number=1, num_clients=5, asked=5)
+
+
 def answers(rows: list[list[float]]) -> list[FitResult]:
     return [FitResult(i, 1 + i, 1, weights={"w": torch.tensor(row)}) for i, row in enumerate(rows)]
 
@@ -211,13 +213,13 @@ def test_robust_means_by_hand() -> None:
     """Coordinates of five clients; the number of samples does not count."""
     rows = [[1.0, 9.0], [2.0, 8.0], [3.0, -1e9], [4.0, 6.0], [1e9, 5.0]]
     zero = {"w": torch.zeros(2)}
-    median = RobustFedAvg().aggregate(zero, {}, answers(rows), 5)[0]["w"]
+    median = RobustFedAvg().aggregate(zero, {}, answers(rows), FIVE)[0]["w"]
     assert median.tolist() == [3.0, 6.0]
-    assert RobustFedAvg().aggregate(zero, {}, answers(rows[:4]), 5)[0]["w"].tolist() == [2.5, 7.0]
-    assert RobustFedAvg(rule="trimmed_mean").aggregate(zero, {}, answers(rows), 5)[0]["w"][0] == 3  # one at least
-    trimmed = RobustFedAvg(rule="trimmed_mean", trim=0.2).aggregate(zero, {}, answers(rows), 5)[0]["w"]
+    assert RobustFedAvg().aggregate(zero, {}, answers(rows[:4]), FIVE)[0]["w"].tolist() == [2.5, 7.0]
+    assert RobustFedAvg(rule="trimmed_mean").aggregate(zero, {}, answers(rows), FIVE)[0]["w"][0] == 3  # one at least
+    trimmed = RobustFedAvg(rule="trimmed_mean", trim=0.2).aggregate(zero, {}, answers(rows), FIVE)[0]["w"]
     torch.testing.assert_close(trimmed, torch.tensor([3.0, 19 / 3]))
-    mean = RobustFedAvg(rule="trimmed_mean", trim=0.0).aggregate(zero, {}, answers(rows[:2]), 5)[0]["w"]
+    mean = RobustFedAvg(rule="trimmed_mean", trim=0.0).aggregate(zero, {}, answers(rows[:2]), FIVE)[0]["w"]
     assert mean.tolist() == [1.5, 8.5]
     with pytest.raises(InputError, match=r"--algorithm\.trim"):
         RobustFedAvg(trim=0.5)
@@ -228,144 +230,10 @@ def test_robust_means_by_hand() -> None:
     bad=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=2),
 )
 def test_a_minority_cannot_move_the_median_out_of_the_honest_range(honest: list[float], bad: list[float]) -> None:
-    median = RobustFedAvg().aggregate({"w": torch.zeros(1)}, {}, answers([[x] for x in honest + bad]), 9)[0]["w"].item()
+    median = (
+        RobustFedAvg().aggregate({"w": torch.zeros(1)}, {}, answers([[x] for x in honest + bad]), FIVE)[0]["w"].item()
+    )
     assert min(honest) <= median <= max(honest)
-
-
-# --- privacy
-
-
-def test_private_mean_by_hand() -> None:
-    """C = 1: updates of length 5 and 0.5 become 1 and 0.5 long, over the 4 that were asked; hardly any noise."""
-    theta = {"w": torch.tensor([1.0, 1.0], dtype=torch.float64)}
-    results = [
-        FitResult(0, 100, 1, weights={"w": theta["w"] + torch.tensor([3.0, 4.0], dtype=torch.float64)}),
-        FitResult(1, 1, 1, weights={"w": theta["w"] + torch.tensor([0.0, 0.5], dtype=torch.float64)}),
-    ]
-    quiet = Privacy(clip_norm=1.0, noise_multiplier=1e-12)
-    mean = private_mean(theta, iter(results), 4, quiet, key=0, round=1)["w"]
-    torch.testing.assert_close(mean, torch.tensor([1 + 0.6 / 4, 1 + 1.3 / 4], dtype=torch.float64))
-
-
-def test_noise_has_the_deviation_asked_for() -> None:
-    theta = {"w": torch.zeros(200_000)}
-    noisy = [
-        private_mean(theta, iter([]), 5, Privacy(clip_norm=2.0, noise_multiplier=1.5), key=0, round=r)["w"]
-        for r in (1, 2)
-    ]
-    assert noisy[0].std().item() == pytest.approx(1.5 * 2.0 / 5, rel=0.01)
-    assert noisy[0].mean().item() == pytest.approx(0, abs=0.01)
-    assert torch.corrcoef(torch.stack(noisy))[0, 1].abs() < 0.02  # another draw in every round
-    same = private_mean(theta, iter([]), 5, Privacy(clip_norm=2.0, noise_multiplier=1.5), key=0, round=1)["w"]
-    assert torch.equal(noisy[0], same)
-
-
-@settings(max_examples=30, deadline=None)
-@given(scale=st.floats(0, 1e4), seed=st.integers(0, 50))
-def test_one_client_moves_the_mean_by_at_most_two_clips(scale: float, seed: int) -> None:
-    """The sensitivity that the accountant is told: 2 C / count, whatever one client sends instead."""
-    generator = torch.Generator().manual_seed(seed)
-    theta = {"w": torch.randn(20, generator=generator, dtype=torch.float64)}
-    others = [FitResult(i, 1, 1, weights={"w": torch.randn(20, generator=generator).double()}) for i in range(3)]
-    one, two = (FitResult(9, 1, 1, weights={"w": scale * torch.randn(20, generator=generator).double()}) for _ in "ab")
-    privacy = Privacy(clip_norm=0.7, noise_multiplier=1.0)
-    means = [private_mean(theta, iter([*others, it]), 4, privacy, key=0, round=1) for it in (one, two)]
-    assert norm(sub(means[0], means[1])) <= 2 * 0.7 / 4 + 1e-9
-
-
-def test_epsilon_of_the_plain_gaussian() -> None:
-    """All clients, one round: between the exact value for noise z/2 and what Renyi accounting loses of it.
-
-    Exact delta of a Gaussian mechanism with noise s (Balle and Wang, 2018):
-    Phi(1/(2 s) - eps s) - e^eps Phi(-1/(2 s) - eps s).
-    """
-    from statistics import NormalDist
-
-    phi = NormalDist().cdf
-    z, delta = 8.0, 1e-5
-    s = z / 2
-    low, high = 0.0, 50.0
-    for _ in range(100):
-        eps = (low + high) / 2
-        spent = phi(1 / (2 * s) - eps * s) - math.exp(eps) * phi(-1 / (2 * s) - eps * s)
-        low, high = (eps, high) if spent > delta else (low, eps)
-    reported = spent_epsilon(Privacy(1.0, z, delta), 10, 10, 1)
-    assert low <= reported <= 1.3 * low
-    five, half = spent_epsilon(Privacy(1.0, z, delta), 10, 10, 5), spent_epsilon(Privacy(1.0, z, delta), 1000, 10, 5)
-    assert reported < five
-    assert half < five  # sampling hides who took part
-
-
-def test_a_private_run_logs_what_it_spent() -> None:
-    run = fit(experiment(supervision="base", run_dir="run", privacy=Privacy(clip_norm=1.0, noise_multiplier=2.0)))
-    spent = [row["privacy/epsilon"] for row in run.rows]
-    assert 0 < spent[0] < spent[1]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"algorithm": SCAFFOLD()}, "--algorithm to be one that sends the server nothing but weights"),
-        ({"algorithm": FedDyn()}, "--algorithm"),
-        ({"algorithm": FedProc()}, "--algorithm"),
-        ({"algorithm": RobustFedAvg()}, "--algorithm"),
-        ({"supervision": "random"}, "--supervision to be base with --privacy"),
-        ({"max_update_norm": 3.0}, "--max_update_norm to be null with --privacy"),
-        ({"min_clients": 2}, "--min_clients to be 1 with --privacy"),
-    ],
-)
-def test_a_false_guarantee_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        experiment(**({"supervision": "base", "privacy": Privacy(clip_norm=1.0)} | change))
-
-
-def test_noise_that_would_not_be_used_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--privacy\.clip_norm to be given"):
-        Privacy(noise_multiplier=3.0)
-
-
-def test_a_private_round_is_never_void() -> None:
-    """Nobody answers: theta and noise. One client's failure must not decide who else counts."""
-    privacy = Privacy(clip_norm=1.0, noise_multiplier=1e-9)
-    journal = play(lambda r: FitFailure(r.client, "asleep"), rounds=1, privacy=privacy)
-    (report,) = journal.reports
-    assert report.metrics["clients"] == 0
-    assert math.isnan(report.metrics["train/loss"])
-    one = play(lambda r: r if r.client == 0 else FitFailure(r.client, "asleep"), folder="o", rounds=1, privacy=privacy)
-    moved = norm(sub(one.reports[0].state.weights, report.state.weights))
-    assert moved <= 1 / 4 + 1e-6  # at most C over the four that were asked
-
-
-def test_private_runs_share_no_noise_and_continue_to_the_bit() -> None:
-    """The noise is a function of a secret in the run folder, not of the seed."""
-    changes: dict[str, Any] = {"supervision": "base", "privacy": Privacy(clip_norm=1.0)}
-    fit(experiment(run_dir="whole", rounds=3, **changes))
-    fit(experiment(run_dir="other", rounds=3, **changes))
-    assert Path("whole/last.safetensors").read_bytes() != Path("other/last.safetensors").read_bytes()
-    Path("cut").mkdir()
-    Path("cut/.config.yaml.tmp").touch()  # as if killed while writing its first file
-    with pytest.raises(InputError, match="seed_everything"):
-        fit(experiment(resume="whole", rounds=4, seed_everything=1, **changes))
-    fit(experiment(run_dir="cut", rounds=1, **changes))
-    shutil.copy("whole/privacy.key", "cut/privacy.key")
-    shutil.rmtree("cut/checkpoints")
-    Path("cut/metrics.csv").unlink()
-    fit(experiment(resume="cut", rounds=1, **changes))
-    fit(experiment(resume="cut", rounds=3, **changes))
-    assert Path("cut/last.safetensors").read_bytes() == Path("whole/last.safetensors").read_bytes()
-
-
-def test_running_statistics_are_refused_with_privacy() -> None:
-    with pytest.raises(InputError, match="running statistics"):
-        fit(experiment(supervision="base", privacy=Privacy(clip_norm=1.0), backbone="helpers.batch_norm_net"))
-
-
-@pytest.mark.parametrize(
-    "change", [{"clip_norm": 0.0}, {"clip_norm": math.inf}, {"noise_multiplier": 0.0}, {"delta": 1.0}]
-)
-def test_bad_privacy(change: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=f"--privacy.{next(iter(change))}"):
-        Privacy(**change)
 
 
 # --- nothing piles up

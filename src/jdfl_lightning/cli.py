@@ -230,14 +230,16 @@ def _yes_or_no(text: str) -> bool:
 def _predict(args: Sequence[str]) -> int:
     """write a CSV with class, probability and winning pseudo-domain of images"""
     from jdfl_lightning.inference import list_images, load_to_use, predict, write_predictions
+    from jdfl_lightning.run_folder import kept_weights
 
     parser = _parser("predict")
     _add_run(parser)
-    parser.add_argument("--weights", choices=["best", "last"], default="best", help="which of the run's weights to use")
+    which = "which of the run's weights to use; default: best, or last if the run keeps no best, as a private one"
+    parser.add_argument("--weights", choices=["best", "last"], help=which)
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the CSV goes; standard output if not given")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="image files, or folders of them")
     options = parser.parse_args(args)
-    model = load_to_use(options.run, options.weights, options.trust)
+    model = load_to_use(options.run, options.weights or kept_weights(options.run), options.trust)
     unreadable: list[str] = []
     predictions = predict(model, list_images(options.images), unreadable, options.score)
     if options.output is None:

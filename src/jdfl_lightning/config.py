@@ -23,7 +23,6 @@ from jdfl_lightning.files import parse_settings, read_settings, write_whole
 from jdfl_lightning.joint import Score
 from jdfl_lightning.loggers import WandbRounds
 from jdfl_lightning.models import LAYER_SUBSETS
-from jdfl_lightning.privacy import Privacy
 from jdfl_lightning.sketch import BLOCKS
 from jdfl_lightning.trainer import TrainerOptions
 from jdfl_lightning.trust import CONFIG, settings_to_use, sign
@@ -132,8 +131,6 @@ class Experiment:
     """Refuse an update that is longer than this many times the median of its round; null to refuse none."""
     min_clients: int = 1
     """Clients whose answers a round needs; with fewer it is void and repeated, with clients drawn anew."""
-    privacy: Privacy = field(default_factory=Privacy)
-    """Client-level differential privacy; off by default."""
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     """What is kept so that a run can be continued."""
     clustering: Clustering = field(default_factory=Clustering)
@@ -174,10 +171,7 @@ class Experiment:
             f"between 1 and the {self.clients_per_round} clients of a round",
             self.min_clients,
         )
-        self._check_privacy()
-        name = type(self.algorithm).__name__
-        sound = self.algorithm.allows_momentum or self.momentum == 0
-        require(sound, "--momentum", f"0 with {name}, whose correction it would amplify,", self.momentum)
+        self.algorithm.check_settings(self)
         clients = self.discovery_clients
         require(
             self.num_domains is None or 1 <= self.num_domains <= clients,
@@ -185,26 +179,6 @@ class Experiment:
             f"between 1 and the number of clients in Phase 1, {clients},",
             self.num_domains,
         )
-
-    def _check_privacy(self) -> None:
-        """Refuse settings with which the guarantee would be false."""
-        if self.privacy.clip_norm is None:
-            return
-        name = type(self.algorithm).__name__
-        require(
-            type(self.algorithm).aggregate is FedAvg.aggregate,
-            "--algorithm",
-            "one that sends the server nothing but weights to average (FedAvg, FedProx, MOON) with --privacy",
-            name,
-        )
-        require(
-            self.supervision == "base",
-            "--supervision",
-            "base with --privacy, as discovery looks at every client's update,",
-            self.supervision,
-        )
-        require(self.max_update_norm is None, "--max_update_norm", "null with --privacy, which clips,", "a number")
-        require(self.min_clients == 1, "--min_clients", "1 with --privacy, as no round may be void,", self.min_clients)
 
     @property
     def clients_per_round(self) -> int:
@@ -237,7 +211,7 @@ def as_dict(value: Any) -> Any:
     >>> as_dict(FedAvg())
     {'class_path': 'jdfl_lightning.algorithms.fedavg.FedAvg', 'init_args': {'weighting': 'samples'}}
     """
-    if isinstance(value, (Experiment, Clustering, Checkpointing, Privacy, TrainerOptions)):
+    if isinstance(value, (Experiment, Clustering, Checkpointing, TrainerOptions)):
         return {entry.name: as_dict(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
         return [as_dict(item) for item in value]

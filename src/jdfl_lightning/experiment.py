@@ -22,7 +22,6 @@ from jdfl_lightning.journal import RunJournal
 from jdfl_lightning.loggers import log_picture, open_logger
 from jdfl_lightning.models import build_backbone, num_features, select_parameters
 from jdfl_lightning.phase1 import collect_updates, find_domains
-from jdfl_lightning.privacy import noise_key, spent_epsilon
 from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.report.run import draw_curves
 from jdfl_lightning.resume import Reached, best_so_far, find_run, read_reached, take_up
@@ -74,7 +73,7 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
             display.say(f"run folder: {folder}" + (f", going on after round {reached.state.round}" if reached else ""))
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
-            best = best_so_far(folder, reached.state.round if reached else 0)
+            best = best_so_far(folder, reached.state.round if reached else 0, experiment.algorithm.keeps_best)
             with after_current_client(display.say) as check:
                 journal = RunJournal(experiment, folder, data, logger, display, best, check)
                 if reached is not None:
@@ -146,8 +145,7 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
     display = display or Display()
     require(experiment.resume is None, "--resume", "left out, as a discovery is done at once,", experiment.resume)
     require(experiment.discovery is None, "--discovery", "left out, as it is to be made,", experiment.discovery)
-    private = experiment.privacy.clip_norm is not None
-    require(not private, "--privacy", "left out, as discovery looks at every client's update,", "a clip_norm")
+    require_discovery(experiment)
     site = prepare(experiment, display)
     with open_run(experiment, f"{experiment.name}{ALONE}", None) as folder:
         display.say(f"folder: {folder}")
@@ -162,6 +160,12 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             raise
     return folder
+
+
+def require_discovery(experiment: Experiment) -> None:
+    """Refuse Phase 1 with an algorithm for which nobody may look at a client's update."""
+    allowed, name = experiment.algorithm.allows_discovery, type(experiment.algorithm).__name__
+    require(allowed, "--algorithm", "another one, as discovery looks at every client's update,", name)
 
 
 def _find(
@@ -209,8 +213,7 @@ def _run(
             state = _reached_state(reached, state)
             if last_round(folder) < state.round:  # it ended before its last round was evaluated
                 judge(experiment, runner, state, reached.metrics, journal)
-        key = 0 if experiment.privacy.clip_norm is None else noise_key(folder)
-        state = run_rounds(experiment, runner, state, journal, site.initial(1), key)
+        state = run_rounds(experiment, runner, state, journal, site.initial(1))
     if state.domains is not None and state.domains.joined:
         save_joined(folder, state.domains, experiment.data.true_domains)
 
@@ -242,11 +245,5 @@ def prepare(experiment: Experiment, display: Display) -> Site:
     length, short = sum(weights[name].numel() for name in names), experiment.clustering.sketch_dim
     fits = short is None or short <= length
     require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)
-    if experiment.privacy.clip_norm is not None:
-        spent_epsilon(experiment.privacy, data.num_clients, experiment.clients_per_round, experiment.rounds)
-        if any(tensor.is_floating_point() for tensor in buffers.values()):
-            raise InputError(
-                f"Expected --backbone to have no running statistics with --privacy but {experiment.backbone} does: "
-                "they leave the clients without clipping or noise."
-            )
+    experiment.algorithm.check_run(experiment, buffers)
     return site

@@ -115,10 +115,11 @@ class RunJournal(Journal):
 
     def evaluated(self, report: RoundReport) -> None:
         """Write, log and show a round's metrics; keep its weights as the last ones and, if so, as the best."""
-        improved = report.scores.overall > self.best
+        improved = self.experiment.algorithm.keeps_best and report.scores.overall > self.best
         if improved:
             self.best = report.scores.overall
-        best = self.best if math.isfinite(self.best) else float("nan")
+        kept = self.experiment.algorithm.keeps_best and math.isfinite(self.best)
+        best = self.best if kept else float("nan")
         metrics = report.scores.as_metrics() | {"test/acc_best": best} | report.metrics
         number, state, data = report.state.round, report.state, self.experiment.data
         row = {"round": number} | metrics

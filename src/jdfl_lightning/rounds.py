@@ -12,12 +12,10 @@ from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.evaluation import Evaluation, Scores
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.phase1 import Theta, target_table, welcome
-from jdfl_lightning.privacy import private_mean, spent_epsilon
 from jdfl_lightning.screening import screened, without_outliers
-from jdfl_lightning.seeding import numpy_generator
-from jdfl_lightning.tensors import Record, RunningSum, Tensors, norm
+from jdfl_lightning.tensors import Record, RunningSum, Tensors
 
 _ATTEMPTS = 3
 """Times that a round is tried before the run ends."""
@@ -68,16 +66,6 @@ class Journal:
         """A round has been judged, or never will be; rounds come in order."""
 
 
-def sample_clients(num_clients: int, count: int, seed: int, round: int, attempt: int = 0) -> list[int]:
-    """Return the participants of a round, sorted: a function of (seed, round), and of the attempt if it is repeated.
-
-    >>> len(sample_clients(10, 5, seed=0, round=3))
-    5
-    """
-    generator = numpy_generator(seed, "sample", round, *[attempt] * (attempt > 0))
-    return sorted(generator.choice(num_clients, count, replace=False).tolist())
-
-
 class _Tally:
     """Passes results on one by one, and adds up what the round reports of them."""
 
@@ -120,7 +108,6 @@ def run_rounds(
     state: ServerState,
     journal: Journal,
     theta_0: Theta = ({}, {}),
-    noise_key: int = 0,
 ) -> ServerState:
     """Run the rounds that are left after a state; return the last one's.
 
@@ -130,10 +117,9 @@ def run_rounds(
         state: where to go on.
         journal: is told of every round.
         theta_0: where Phase 1 starts, for clients that were not there.
-        noise_key: secret of a private run.
     """
     for number in range(state.round + 1, experiment.rounds + 1):
-        state, metrics = _run_round(experiment, runner, state, number, theta_0, journal, noise_key)
+        state, metrics = _run_round(experiment, runner, state, number, theta_0, journal)
         journal.aggregated(state, metrics)
         judge(experiment, runner, state, metrics, journal)
     runner.finish()
@@ -147,7 +133,6 @@ def _run_round(
     number: int,
     theta_0: Theta,
     journal: Journal,
-    noise_key: int,
 ) -> tuple[ServerState, dict[str, float]]:
     """Run a round; one that too few clients answer is void and repeated, with clients drawn anew."""
     algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
@@ -162,7 +147,8 @@ def _run_round(
         journal.refused(number, client, reason)
 
     for attempt in range(_ATTEMPTS):
-        chosen = sample_clients(num_clients, experiment.clients_per_round, seed, number, attempt)
+        context = RoundContext(number, num_clients, experiment.clients_per_round, seed, attempt)
+        chosen = algorithm.sample(state.record, context)
         tally = _Tally(number, len(chosen), journal)
         if domains is not None:
             if experiment.supervision != "random":  # which does not look at a client's pseudo-domain
@@ -194,15 +180,12 @@ def _run_round(
         if experiment.max_update_norm is not None:
             results = without_outliers(results, state.weights, experiment.max_update_norm, refuse)
         results = tally.watch(results)
-        if experiment.privacy.clip_norm is not None:  # never void: nobody may decide who else counts
-            weights = private_mean(state.weights, results, len(tasks), experiment.privacy, noise_key, number)
-            record = state.record
-            break
         first = next(results, None)
-        if first is None:
+        if first is None and not algorithm.may_be_empty:
             continue
-        weights, record = algorithm.aggregate(state.weights, state.record, chain([first], results), num_clients)
-        if tally.clients >= experiment.min_clients:
+        answered = results if first is None else chain([first], results)
+        weights, record = algorithm.aggregate(state.weights, state.record, answered, context)
+        if algorithm.may_be_empty or tally.clients >= experiment.min_clients:
             break
     else:
         client, reason = next(iter(refused.items()))
@@ -219,8 +202,7 @@ def _run_round(
     metrics = {
         "train/loss": float("nan"),
         **{name: total / tally.examples for name, total in tally.metrics.items()},
-        **{f"norm/server/{group}": norm(tensors) for group, tensors in record.items()},
-        **_spent(experiment, number),
+        **algorithm.metrics(record, context),
         "clients": tally.clients,
         "refused": len(refused),
         **({} if domains is None else {"joined": float(len(domains.newcomers))}),
@@ -230,14 +212,6 @@ def _run_round(
     }
     buffers = tally.buffers.mean() if tally.clients else state.buffers
     return ServerState(number, weights, buffers, record, clients, domains), metrics
-
-
-def _spent(experiment: Experiment, rounds: int) -> dict[str, float]:
-    """Return the privacy budget that is spent after some rounds, if there is one."""
-    if experiment.privacy.clip_norm is None:
-        return {}
-    clients, per_round = experiment.data.num_clients, experiment.clients_per_round
-    return {"privacy/epsilon": spent_epsilon(experiment.privacy, clients, per_round, rounds)}
 
 
 def judge(

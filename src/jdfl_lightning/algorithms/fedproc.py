@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.models import eval_mode
 from jdfl_lightning.tensors import Record, RunningSum, Tensors
 
@@ -47,7 +47,7 @@ class FedProc(FedAvg):
         return PrototypeUpdate(task, state)
 
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         """Average the models; a class's prototype is the mean feature over all participants' samples of it."""
         features = RunningSum()
@@ -57,7 +57,7 @@ class FedProc(FedAvg):
                 features.add(result.upload["features"])
                 yield result
 
-        weights, _ = super().aggregate(weights, {}, watch(), num_clients)
+        weights, _ = super().aggregate(weights, {}, watch(), context)
         totals = features.result()
         present = totals["counts"] > 0
         means = totals["sums"] / totals["counts"].clamp_min(1).unsqueeze(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitResult
+from jdfl_lightning.messages import FitResult, RoundContext
 from jdfl_lightning.tensors import Record, Tensors
 
 
@@ -31,7 +31,7 @@ class RobustFedAvg(FedAvg):
         require(0 <= self.trim < 0.5, "--algorithm.trim", "at least 0 and below 0.5", self.trim)
 
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         """Take the middle of every coordinate."""
         models = [result.weights for result in results]

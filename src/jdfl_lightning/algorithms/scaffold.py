@@ -11,7 +11,7 @@ import torch
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
 
 
@@ -40,7 +40,7 @@ class SCAFFOLD(FedAvg):
         return VariateUpdate(task, state)
 
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         """Step towards the participants' mean; move c by what the participants' variates moved, over all N."""
         models, moved = RunningSum(), RunningSum()
@@ -50,7 +50,7 @@ class SCAFFOLD(FedAvg):
         mean = models.mean()
         if self.global_lr != 1:
             mean = add(weights, sub(mean, weights), alpha=self.global_lr)
-        return mean, {"c": add(server["c"], moved.result(1 / num_clients))}
+        return mean, {"c": add(server["c"], moved.result(1 / context.num_clients))}
 
 
 class VariateUpdate(LocalUpdate):
