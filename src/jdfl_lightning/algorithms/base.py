@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from jdfl_lightning.errors import require_types
 from jdfl_lightning.messages import FitResult, FitTask
 from jdfl_lightning.tensors import Record, Tensors
 
@@ -99,6 +100,9 @@ class Algorithm(ABC):
     """Whether local momentum is sound with this algorithm's corrections."""
     has_schedule: ClassVar[bool] = False
     """Whether a round depends on how many there will be, so that a run cannot be made longer afterwards."""
+
+    def __post_init__(self) -> None:
+        require_types(self, "--algorithm.")
 
     def init_server(self, weights: Tensors) -> Record:
         """Return the server's record before the first round."""
