@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger
 from jdfl_lightning.checkpoint import About, Checkpoints
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.display import Display
+from jdfl_lightning.errors import last_line
 from jdfl_lightning.resume import as_record
 from jdfl_lightning.rounds import Journal, RoundReport, ServerState
 from jdfl_lightning.run_folder import SavedModel, append_metrics
@@ -44,6 +45,8 @@ class RunJournal(Journal):
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float]] | None = None
         self._states: Mapping[int, int] = {}
+        self._tracebacks: set[str] = set()
+        """The last lines of those that have been shown."""
 
     def go_on(self, state: ServerState) -> None:
         """Take over what an earlier run has left, and remove what it no longer needs."""
@@ -57,12 +60,21 @@ class RunJournal(Journal):
 
     def unassigned(self, client: int, reason: str) -> None:
         """Say who has no pseudo-domain yet, and why."""
-        self.display.say(f"client {client} has no pseudo-domain yet: {reason}")
+        self.display.say(f"client {client} has no pseudo-domain yet: {self._brief(reason)}")
 
     def refused(self, round: int, client: int, reason: str) -> None:
         """Say who does not enter the round, and why."""
-        self.display.say(f"round {round}: client {client} does not count: {reason}")
+        self.display.say(f"round {round}: client {client} does not count: {self._brief(reason)}")
         self._checkpoints.states.remove(client, round)
+
+    def _brief(self, reason: str) -> str:
+        """Return a reason whole, or its last line if a traceback that ends with it has been shown before."""
+        line = last_line(reason)
+        if line in self._tracebacks:
+            return line
+        if "\n" in reason:
+            self._tracebacks.add(line)
+        return reason
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Write a checkpoint, if it is the round's turn."""
