@@ -314,7 +314,9 @@ def _parse_about(file: Path, about: Mapping[str, Any], clients: Tensors, joined:
         return About(
             round=int(about["round"]),
             clients=dict(zip(clients["client"].tolist(), clients["value"].tolist(), strict=True)),
-            metrics={str(name): float(value) for name, value in about["metrics"].items()},
+            metrics={
+                str(name): value if type(value) is int else float(value) for name, value in about["metrics"].items()
+            },
             data=str(about["data"]),
             logger=None if about["logger"] is None else str(about["logger"]),
             joined=dict(zip(joined["client"].tolist(), joined["value"].tolist(), strict=True)),
