@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError, Interrupted, StorageError, require
+from jdfl_lightning.errors import InputError, Interrupted, Note, StorageError, require
 from jdfl_lightning.files import remove_asides
 from jdfl_lightning.interrupts import after_current_client
 from jdfl_lightning.journal import RunJournal
@@ -239,6 +240,13 @@ def prepare(experiment: Experiment, display: Display) -> Site:
     num_features(build_backbone(experiment.backbone, data.size), data.size)
     if data.roster is None:
         data.deal(experiment.seed_everything)
+        for domain, classes in data.untested().items():
+            warnings.warn(
+                f"The test images of {domain} have none of {', '.join(classes)}: too few images for "
+                f"--data.test_fraction {data.test_fraction:g}. Its accuracy says nothing about them.",
+                Note,
+                stacklevel=2,
+            )
     site = Site(experiment)
     weights, buffers = site.initial(num_domains=1)
     names = select_parameters(site.module(weights, buffers), experiment.clustering.layers)

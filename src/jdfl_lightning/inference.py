@@ -21,6 +21,7 @@ from jdfl_lightning.evaluation import Scores, evaluate
 from jdfl_lightning.experiment import prepare
 from jdfl_lightning.joint import Score, class_probabilities, predict_class, split_index
 from jdfl_lightning.models import build_backbone
+from jdfl_lightning.report.markup import csv_cell
 from jdfl_lightning.run_folder import SavedModel, Which, load_model, read_run
 from jdfl_lightning.trust import is_own, known_backbone, require_known, saved_settings
 
@@ -137,4 +138,4 @@ def write_predictions(predictions: Iterator[Prediction], out: TextIO) -> None:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["image", "class", "probability", "pseudo_domain"])
     for item in predictions:
-        writer.writerow([item.image, item.label, f"{item.probability:.4f}", item.domain])
+        writer.writerow([csv_cell(item.image), csv_cell(item.label), f"{item.probability:.4f}", item.domain])

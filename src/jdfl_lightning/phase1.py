@@ -12,7 +12,7 @@ from jdfl_lightning.backends import Runner
 from jdfl_lightning.clustering import PseudoDomains, cluster
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.discovery import Updates, flaw
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import InputError, last_line
 from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
 from jdfl_lightning.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.seeding import numpy_generator
@@ -67,7 +67,9 @@ def collect_updates(
     bytes_up = sum(update.numel() * update.element_size() for update in vectors.values())
     if not vectors:
         client, reason = next(iter(left_out.items()))
-        raise InputError(f"Expected clients with an update to cluster but none has one. Client {client}: {reason}")
+        raise InputError(
+            f"Expected clients with an update to cluster but none has one. Client {client}: {last_line(reason)}"
+        ) from RuntimeError(reason)
     down = sum(task.num_bytes for task in tasks)
     return Updates(list(vectors), torch.stack(list(vectors.values())), left_out, down, bytes_up)
 

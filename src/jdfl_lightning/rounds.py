@@ -10,7 +10,7 @@ from itertools import chain
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import InputError, last_line
 from jdfl_lightning.evaluation import Evaluation, Scores
 from jdfl_lightning.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.phase1 import Theta, target_table, welcome
@@ -182,6 +182,7 @@ def _run_round(
         results = tally.watch(results)
         first = next(results, None)
         if first is None and not algorithm.may_be_empty:
+            _stop_if_all_fail_alike(number, refused)
             continue
         answered = results if first is None else chain([first], results)
         weights, record = algorithm.aggregate(state.weights, state.record, answered, context)
@@ -191,7 +192,7 @@ def _run_round(
         client, reason = next(iter(refused.items()))
         raise InputError(
             f"Expected at least {experiment.min_clients} of {len(tasks)} clients to answer in round {number} but "
-            f"{_ATTEMPTS} attempts were void. Client {client}: {(reason.splitlines() or ['?'])[-1]}"
+            f"{_ATTEMPTS} attempts were void. Client {client}: {last_line(reason)}"
         ) from RuntimeError(reason)
     runner.finish()  # at most one round waits for its scores
     clients = dict(state.clients)
@@ -212,6 +213,16 @@ def _run_round(
     }
     buffers = tally.buffers.mean() if tally.clients else state.buffers
     return ServerState(number, weights, buffers, record, clients, domains), metrics
+
+
+def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:
+    """End a run whose clients, several and all that were asked, raise the same error: other clients would as well."""
+    reasons = {last_line(reason) for reason in refused.values() if "Traceback (most recent call last)" in reason}
+    alike = len(reasons) == 1 and all(last_line(reason) in reasons for reason in refused.values())
+    if alike and len(refused) > 1:
+        raise InputError(
+            f"Expected clients to train in round {number} but all {len(refused)} failed alike: {reasons.pop()}"
+        ) from RuntimeError(next(iter(refused.values())))
 
 
 def judge(

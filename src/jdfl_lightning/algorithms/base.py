@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from jdfl_lightning.errors import require
+from jdfl_lightning.errors import require, require_types
 from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.seeding import sample_clients
 from jdfl_lightning.tensors import Record, Tensors, norm
@@ -112,6 +112,9 @@ class Algorithm(ABC):
     """Whether a round that nobody answers is aggregated, instead of void and repeated."""
     keeps_best: ClassVar[bool] = True
     """Whether a run keeps the weights of its best round beside those of its last."""
+
+    def __post_init__(self) -> None:
+        require_types(self, "--algorithm.")
 
     def check_settings(self, experiment: Experiment) -> None:
         """Raise an `InputError` if a run's settings are not sound with this algorithm; called when they are made."""

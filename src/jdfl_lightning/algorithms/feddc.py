@@ -24,6 +24,7 @@ class FedDC(Algorithm):
     allows_momentum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.alpha > 0, "--algorithm.alpha", "positive", self.alpha)
 
     def init_server(self, weights: Tensors) -> Record:

@@ -19,6 +19,7 @@ class FedDyn(Algorithm):
     """Strength of the regularizer, above 0; a client's is alpha / w_i."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.alpha > 0, "--algorithm.alpha", "positive", self.alpha)
 
     def init_server(self, weights: Tensors) -> Record:

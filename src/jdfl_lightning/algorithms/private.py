@@ -47,6 +47,7 @@ class PrivateFedAvg(FedAvg):
     keeps_best: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("clip_norm", "noise_multiplier"):
             value = getattr(self, name)
             require(0 < value < math.inf, f"--algorithm.{name}", "positive and finite", value)

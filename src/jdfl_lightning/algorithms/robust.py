@@ -28,6 +28,7 @@ class RobustFedAvg(FedAvg):
     """Share of the participants that trimmed_mean leaves out at either end, in [0, 0.5); of 3 or more at least one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.trim < 0.5, "--algorithm.trim", "at least 0 and below 0.5", self.trim)
 
     def aggregate(
@@ -41,5 +42,5 @@ class RobustFedAvg(FedAvg):
         ordered, count = values.sort(dim=0).values, len(values)
         middle = (count - 1) // 2
         least = min(1, middle) if self.trim else 0
-        cut = middle if self.rule == "median" else max(least, int(self.trim * count + 1e-9))
+        cut = middle if self.rule == "median" else min(middle, max(least, int(self.trim * count + 1e-9)))
         return ordered[cut : count - cut].double().mean(dim=0).to(values.dtype)

@@ -25,6 +25,7 @@ class SCAFFOLD(FedAvg):
     allows_momentum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.global_lr > 0, "--algorithm.global_lr", "positive", self.global_lr)
 
     def init_server(self, weights: Tensors) -> Record:
