@@ -62,6 +62,12 @@ class Site:
             head = self._module.head
             return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
 
+    def update_length(self) -> int:
+        """Return the number of entries of --clustering.layers, those of a client's update vector in Phase 1."""
+        weights, buffers = self.initial(num_domains=1)
+        names = select_parameters(self.module(weights, buffers), self.experiment.clustering.layers)
+        return sum(weights[name].numel() for name in names)
+
     def module(self, weights: Tensors, buffers: Tensors, targets: TargetRule | None = None) -> JointModule:
         """Return the module with these weights; its head takes their shape."""
         module = self._module

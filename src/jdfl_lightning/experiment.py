@@ -19,7 +19,7 @@ from jdfl_lightning.errors import InputError, Interrupted, StorageError, require
 from jdfl_lightning.interrupts import after_current_client
 from jdfl_lightning.journal import RunJournal
 from jdfl_lightning.loggers import log_picture, open_logger
-from jdfl_lightning.models import build_backbone, num_features, select_parameters
+from jdfl_lightning.models import build_backbone, num_features
 from jdfl_lightning.phase1 import collect_updates, find_domains
 from jdfl_lightning.privacy import noise_key, spent_epsilon
 from jdfl_lightning.report.discovery import draw_discovery
@@ -171,7 +171,7 @@ def _find(
     known = load_discovery(folder, data)
     if known is None:
         if updates is None:
-            updates = collect_updates(experiment, runner, site.initial(1), journal.step, journal.unassigned)
+            updates = collect_updates(experiment, runner, site, journal.step, journal.unassigned)
         found = find_domains(experiment, updates)
         save_discovery(folder, updates, found, true_domains, data)
     else:
@@ -240,13 +240,12 @@ def prepare(experiment: Experiment, display: Display) -> Site:
     if data.roster is None:
         data.deal(experiment.seed_everything)
     site = Site(experiment)
-    weights, buffers = site.initial(num_domains=1)
-    names = select_parameters(site.module(weights, buffers), experiment.clustering.layers)
-    length, short = sum(weights[name].numel() for name in names), experiment.clustering.sketch_dim
+    length, short = site.update_length(), experiment.clustering.sketch_dim
     fits = short is None or short <= length
     require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)
     if experiment.privacy.clip_norm is not None:
         spent_epsilon(experiment.privacy, data.num_clients, experiment.clients_per_round, experiment.rounds)
+        _, buffers = site.initial(num_domains=1)
         if any(tensor.is_floating_point() for tensor in buffers.values()):
             raise InputError(
                 f"Expected --backbone to have no running statistics with --privacy but {experiment.backbone} does: "

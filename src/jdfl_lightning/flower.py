@@ -18,8 +18,9 @@ from torch import Tensor
 from jdfl_lightning.backends.base import describe
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.display import open_display
-from jdfl_lightning.federation.server import Mail, fit_federation
+from jdfl_lightning.federation.server import fit_federation
 from jdfl_lightning.federation.site import SiteWorker, discreet
+from jdfl_lightning.federation.sites import Mail
 from jdfl_lightning.federation.wire import Letter, write_facts
 from jdfl_lightning.report.run import run_table
 

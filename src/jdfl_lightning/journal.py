@@ -64,6 +64,10 @@ class RunJournal(Journal):
         self.display.say(f"round {round}: client {client} does not count: {reason}")
         self._checkpoints.states.remove(client, round)
 
+    def broken(self, trace: str) -> None:
+        """Show where: the error that ends the run is one line."""
+        self.display.say(trace)
+
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Write a checkpoint, if it is the round's turn."""
         self._unsaved = state, metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,7 +16,7 @@ from jdfl_lightning.evaluation import Evaluation, Scores
 from jdfl_lightning.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.phase1 import Theta, target_table, welcome
 from jdfl_lightning.privacy import private_mean, spent_epsilon
-from jdfl_lightning.screening import screened, without_outliers
+from jdfl_lightning.screening import Form, screened, without_outliers
 from jdfl_lightning.seeding import numpy_generator
 from jdfl_lightning.tensors import Record, RunningSum, Tensors, norm
 
@@ -57,6 +58,9 @@ class Journal:
 
     def refused(self, round: int, client: int, reason: str) -> None:
         """A client's answer does not enter a round, or there is none."""
+
+    def broken(self, trace: str) -> None:
+        """An algorithm raised while it aggregated a round, which ends the run."""
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """A round is whole, and not yet judged."""
@@ -185,7 +189,9 @@ def _run_round(
             for client in chosen
         ]
         refused.clear()
-        results = screened(tally.count(runner.fit(tasks)), state.weights, state.buffers, refuse)
+        form = Form.of(algorithm, tasks[0], len(experiment.data.class_names), experiment.trainer.dtype)
+        answers = tally.count(runner.fit(tasks))
+        results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
         if experiment.max_update_norm is not None:
             results = without_outliers(results, state.weights, experiment.max_update_norm, refuse)
         results = tally.watch(results)
@@ -193,10 +199,18 @@ def _run_round(
             weights = private_mean(state.weights, results, len(tasks), experiment.privacy, noise_key, number)
             record = state.record
             break
-        first = next(results, None)
-        if first is None:
-            continue
-        weights, record = algorithm.aggregate(state.weights, state.record, chain([first], results), num_clients)
+        try:
+            first = next(results, None)
+            if first is None:
+                continue
+            weights, record = algorithm.aggregate(state.weights, state.record, chain([first], results), num_clients)
+        except InputError:
+            raise
+        except Exception as error:  # all answers are of the declared form: it is the algorithm's own
+            journal.broken("".join(traceback.format_exception(error)).strip())
+            raise InputError(
+                f"{type(algorithm).__name__} could not aggregate round {number}: {type(error).__name__}: {error}"
+            ) from error
         if tally.clients >= experiment.min_clients:
             break
     else:
