@@ -10,7 +10,7 @@ import torch
 
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.discovery import DiscoveryProbe, EpochProbe
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import PublicError
 from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
 from jdfl_lightning.messages import DISCOVERY, UNKNOWN, FitResult, FitTask
 from jdfl_lightning.models import build_backbone, num_features, select_parameters
@@ -132,7 +132,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     discovering = task.round == DISCOVERY
     number = task.client - site.first  # among those that are here
     if len(site.data.partition.clients[number]) == 0:
-        raise InputError(
+        raise PublicError(
             f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
             "lower --data.num_clients."
         )
@@ -158,7 +158,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     finally:
         module.generator = module.loss_term = None
     if update.num_steps == 0:
-        raise InputError(
+        raise PublicError(
             f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
             "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
         )
