@@ -193,6 +193,9 @@ class Counting(Algorithm):
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
         return CountingUpdate(task, state)
 
+    def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
+        return {"own": server["seen"]}
+
     def aggregate(
         self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:

@@ -18,6 +18,10 @@ class StorageError(InputError):
     """Something cannot be written or read back: a full disk, a folder without permission, a damaged file."""
 
 
+class PublicError(InputError):
+    """An `InputError` whose message names no file and nothing of the data, so that it may leave a site."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C in a run that can be continued; what it holds is the command for that."""
 
@@ -137,3 +141,13 @@ def require_types(settings: Any, prefix: str = "--") -> None:
     for entry in dataclasses.fields(settings):
         if hasattr(settings, entry.name):
             require_type(f"{prefix}{entry.name}", getattr(settings, entry.name), hints.get(entry.name, Any))
+
+
+def plain(text: str, most: int = 300) -> str:
+    """Return text that somebody else wrote as one line that is safe to show: printable characters, and not too many.
+
+    >>> plain("no\\x1b[2J luck\\n"), plain("x" * 9, most=4)
+    ('no [2J luck', 'x...')
+    """
+    line = "".join(letter if letter.isprintable() else " " for letter in text[: most + 1]).strip()
+    return line if len(line) <= most else f"{line[: most - 3]}..."

@@ -21,7 +21,7 @@ from jdfl_lightning.files import remove_asides
 from jdfl_lightning.interrupts import after_current_client
 from jdfl_lightning.journal import RunJournal
 from jdfl_lightning.loggers import log_picture, open_logger
-from jdfl_lightning.models import build_backbone, num_features, select_parameters
+from jdfl_lightning.models import build_backbone, num_features
 from jdfl_lightning.phase1 import collect_updates, find_domains
 from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.report.run import draw_curves
@@ -177,7 +177,7 @@ def _find(
     known = load_discovery(folder, data)
     if known is None:
         if updates is None:
-            updates = collect_updates(experiment, runner, site.initial(1), journal.step, journal.unassigned)
+            updates = collect_updates(experiment, runner, site, journal.step, journal.unassigned)
         found = find_domains(experiment, updates)
         save_discovery(folder, updates, found, true_domains, data)
     else:
@@ -248,10 +248,8 @@ def prepare(experiment: Experiment, display: Display) -> Site:
                 stacklevel=2,
             )
     site = Site(experiment)
-    weights, buffers = site.initial(num_domains=1)
-    names = select_parameters(site.module(weights, buffers), experiment.clustering.layers)
-    length, short = sum(weights[name].numel() for name in names), experiment.clustering.sketch_dim
+    length, short = site.update_length(), experiment.clustering.sketch_dim
     fits = short is None or short <= length
     require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)
-    experiment.algorithm.check_run(experiment, buffers)
+    experiment.algorithm.check_run(experiment, site.initial(num_domains=1)[1])
     return site

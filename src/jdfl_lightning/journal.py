@@ -96,6 +96,10 @@ class RunJournal(Journal):
             self._tracebacks.add(line)
         return reason
 
+    def broken(self, trace: str) -> None:
+        """Show where: the error that ends the run is one line."""
+        self.display.say(trace)
+
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Write a checkpoint, if it is the round's turn."""
         self._unsaved = state, metrics

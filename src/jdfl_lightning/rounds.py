@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -14,7 +15,7 @@ from jdfl_lightning.errors import InputError, last_line
 from jdfl_lightning.evaluation import Evaluation, Scores
 from jdfl_lightning.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.phase1 import Theta, target_table, welcome
-from jdfl_lightning.screening import screened, without_outliers
+from jdfl_lightning.screening import Form, screened, without_outliers
 from jdfl_lightning.tensors import Record, RunningSum, Tensors
 
 _ATTEMPTS = 3
@@ -58,6 +59,9 @@ class Journal:
 
     def refused(self, round: int, client: int, reason: str) -> None:
         """A client's answer does not enter a round, or there is none."""
+
+    def broken(self, trace: str) -> None:
+        """An algorithm raised while it aggregated a round, which ends the run."""
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """A round is whole, and not yet judged."""
@@ -176,16 +180,26 @@ def _run_round(
             for client in chosen
         ]
         refused.clear()
-        results = screened(tally.count(runner.fit(tasks)), state.weights, state.buffers, refuse)
+        form = Form.of(algorithm, tasks[0], len(experiment.data.class_names), experiment.trainer.dtype)
+        answers = tally.count(runner.fit(tasks))
+        results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
         if experiment.max_update_norm is not None:
             results = without_outliers(results, state.weights, experiment.max_update_norm, refuse)
         results = tally.watch(results)
-        first = next(results, None)
-        if first is None and not algorithm.may_be_empty:
-            _stop_if_all_fail_alike(number, refused)
-            continue
-        answered = results if first is None else chain([first], results)
-        weights, record = algorithm.aggregate(state.weights, state.record, answered, context)
+        try:
+            first = next(results, None)
+            if first is None and not algorithm.may_be_empty:
+                _stop_if_all_fail_alike(number, refused)
+                continue
+            answered = results if first is None else chain([first], results)
+            weights, record = algorithm.aggregate(state.weights, state.record, answered, context)
+        except InputError:
+            raise
+        except Exception as error:  # all answers are of the declared form: it is the algorithm's own
+            journal.broken("".join(traceback.format_exception(error)).strip())
+            raise InputError(
+                f"{type(algorithm).__name__} could not aggregate round {number}: {type(error).__name__}: {error}"
+            ) from error
         if algorithm.may_be_empty or tally.clients >= experiment.min_clients:
             break
     else:

@@ -40,6 +40,11 @@ class TrainerOptions:
     def __post_init__(self) -> None:
         require_types(self, "--trainer.")
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Type that a fit leaves floating-point weights in; none if it is the one that they had before."""
+        return {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}.get(self.precision)
+
 
 @contextmanager
 def interruptible() -> Iterator[None]:

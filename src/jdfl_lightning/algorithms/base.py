@@ -155,6 +155,23 @@ class Algorithm(ABC):
         """Return the ids of the clients that take part in a round, sorted."""
         return sample_clients(context.num_clients, context.asked, context.seed, context.number, context.attempt)
 
+    def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
+        """Declare what a client uploads beside its weights: the names, shapes and types; values do not matter.
+
+        An answer with any other upload is refused. All arguments are tensors without values (device ``meta``), and so
+        may be what is returned.
+
+        Args:
+            weights: as the difference of the weights after a fit and before it: their shapes, and its type.
+            server: what the clients were sent (`broadcast`).
+            num_classes: C; the head has M x C outputs.
+        """
+        return {}
+
+    def reason_unusable(self, upload: Record) -> str | None:
+        """Return what is impossible about an upload of the declared form and finite values; nothing if all is well."""
+        return None
+
     @abstractmethod
     def aggregate(
         self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext

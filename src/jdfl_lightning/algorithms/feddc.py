@@ -43,6 +43,10 @@ class FedDC(Algorithm):
         """Return the client half for one fit."""
         return DriftUpdate(task, state, self.alpha)
 
+    def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
+        """By how much a client's variate moved."""
+        return {"c_moved": sub(weights, server["c"])}
+
     def aggregate(
         self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:

@@ -40,6 +40,10 @@ class SCAFFOLD(FedAvg):
         """Return the client half for one fit."""
         return VariateUpdate(task, state)
 
+    def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
+        """By how much a client's variate moved."""
+        return {"c_moved": sub(weights, server["c"])}
+
     def aggregate(
         self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
