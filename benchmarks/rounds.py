@@ -40,7 +40,7 @@ from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.memory import reuse_memory
-from jdfl_lightning.messages import FitTask
+from jdfl_lightning.messages import FitTask, RoundContext
 from jdfl_lightning.seeding import torch_generator
 from jdfl_lightning.tensors import Tensors, flatten
 
@@ -87,6 +87,7 @@ class Plugin:
         run = Experiment(**{**vars(run), "algorithm": algorithm})
         self.weights, buffers = Site(run).initial(1)
         self.runner: Runner = stack.enter_context(backend.open(run, states))
+        self.context = RoundContext(1, run.data.num_clients, run.data.num_clients)
         self.record = algorithm.init_server(self.weights)
         self.tasks = [
             FitTask(client, 1, 0, self.weights, buffers, algorithm.broadcast(self.record))
@@ -96,7 +97,7 @@ class Plugin:
     def __call__(self) -> Tensors:
         """Fit all clients and aggregate."""
         results = self.runner.fit(self.tasks)
-        return self.algorithm.aggregate(self.weights, self.record, results, len(self.tasks))[0]
+        return self.algorithm.aggregate(self.weights, self.record, results, self.context)[0]
 
 
 def main() -> None:

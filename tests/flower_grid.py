@@ -45,6 +45,10 @@ class FakeGrid(Grid):
         self.tamper: Callable[[Message, Message], Message | None] = lambda message, reply: reply
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
+    def contexts_config(self) -> dict[int, dict[str, Any]]:
+        """Return the node-config of each node."""
+        return {node: dict(context.node_config) for node, context in self.contexts.items()}
+
     def set_run(self, run: Run) -> None:
         raise NotImplementedError
 

@@ -25,9 +25,10 @@ from jdfl_lightning.client import Site, fit_client
 from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.errors import InputError
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.models import build_backbone
-from jdfl_lightning.rounds import ServerState, run_rounds, sample_clients
+from jdfl_lightning.rounds import ServerState, run_rounds
+from jdfl_lightning.seeding import sample_clients
 from jdfl_lightning.tensors import Record, Tensors, flatten
 
 ALL = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON"]
@@ -374,16 +375,21 @@ def test_fedproc_prototypes_are_means_over_all_samples() -> None:
 
     def result(client: int, sums: list[list[float]], counts: list[float]) -> FitResult:
         features = {"sums": torch.tensor(sums), "counts": torch.tensor(counts)}
-        return FitResult(client, 1, 1, weights={"w": torch.zeros(1)}, upload={"features": features})
+        return FitResult(client, int(sum(counts)), 1, weights={"w": torch.zeros(1)}, upload={"features": features})
 
     results = [result(0, [[2.0, 0.0], [0.0, 0.0]], [2.0, 0.0]), result(1, [[0.0, 1.0], [0.0, 0.0]], [1.0, 0.0])]
-    _, first = algorithm.aggregate({"w": torch.zeros(1)}, {}, iter(results), 2)
+    _, first = algorithm.aggregate({"w": torch.zeros(1)}, {}, iter(results), RoundContext(1, 2, 2))
     torch.testing.assert_close(first["prototypes"]["means"], torch.tensor([[2 / 3, 1 / 3], [0.0, 0.0]]))
     assert first["prototypes"]["seen"].tolist() == [True, False]
     later = [result(0, [[0.0, 0.0], [0.0, 4.0]], [0.0, 4.0])]
-    _, second = algorithm.aggregate({"w": torch.zeros(1)}, first, iter(later), 2)
+    _, second = algorithm.aggregate({"w": torch.zeros(1)}, first, iter(later), RoundContext(2, 2, 1))
     torch.testing.assert_close(second["prototypes"]["means"], torch.tensor([[2 / 3, 1 / 3], [0.0, 1.0]]))
     assert second["prototypes"]["seen"].tolist() == [True, True]
+    # one with 2 samples who counts 8 weighs no more than the 2 of another
+    boast = [dataclasses.replace(result(0, [[8.0, 0.0], [0.0, 0.0]], [8.0, 0.0]), num_examples=2)]
+    boast.append(result(1, [[0.0, 2.0], [0.0, 0.0]], [2.0, 0.0]))
+    _, third = algorithm.aggregate({"w": torch.zeros(1)}, {}, iter(boast), RoundContext(1, 2, 2))
+    torch.testing.assert_close(third["prototypes"]["means"][0], torch.tensor([0.5, 0.5]))
 
 
 def test_fedproc_sums_features_of_the_trained_model_in_eval_mode() -> None:

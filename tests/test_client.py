@@ -22,10 +22,10 @@ from jdfl_lightning.checkpoint import ClientStates, load_record, save_record
 from jdfl_lightning.client import Site, fit_client
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.joint import RandomTargets, dense_targets
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.models import build_backbone
-from jdfl_lightning.rounds import ServerState, run_rounds, sample_clients
-from jdfl_lightning.seeding import derive_seed, isolated_randomness, torch_generator
+from jdfl_lightning.rounds import ServerState, run_rounds
+from jdfl_lightning.seeding import derive_seed, isolated_randomness, sample_clients, torch_generator
 from jdfl_lightning.tensors import Record, RunningSum, Tensors, flatten
 
 
@@ -150,8 +150,10 @@ def test_fedavg_by_hand() -> None:
     """(1 * 10 + 2 * 20 + 5 * 30) / 8 = 25; uniform: (10 + 20 + 30) / 3 = 20."""
     results = [result(0, 1, 10.0), result(1, 2, 20.0), result(4, 5, 30.0)]
     old = {"w": torch.tensor([7.0])}
-    assert FedAvg().aggregate(old, {}, iter(results), 6)[0]["w"].tolist() == [25.0]
-    assert FedAvg(weighting="uniform").aggregate(old, {}, iter(results), 6)[0]["w"].tolist() == [20.0]
+    assert FedAvg().aggregate(old, {}, iter(results), RoundContext(1, 6, 3))[0]["w"].tolist() == [25.0]
+    assert FedAvg(weighting="uniform").aggregate(old, {}, iter(results), RoundContext(1, 6, 3))[0]["w"].tolist() == [
+        20.0
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(-(2**20), 2**20)), min_size=1, max_size=8))
@@ -191,8 +193,11 @@ class Counting(Algorithm):
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
         return CountingUpdate(task, state)
 
+    def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
+        return {"own": server["seen"]}
+
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         uploads = [result.upload["own"]["n"] for result in results]
         return weights, {"seen": {"n": server["seen"]["n"] + len(uploads)}, "last": {"n": torch.cat(uploads)}}

@@ -86,6 +86,12 @@ def make_app(folder: Path, **settings: object) -> Path:
     return folder
 
 
+def listed(roster: Path) -> dict[str, object]:
+    """The backend of a server that knows its sites beforehand."""
+    where = "jdfl_lightning.federation.server.SitesBackend"
+    return {"class_path": where, "init_args": {"roster": str(roster)}}
+
+
 def fit_here(app: Path, folders: list[Path], *arguments: str) -> None:
     """Run the app's settings on this machine, with the folders of all sites."""
     config = yaml.safe_load((app / "sites/federation.yaml").read_text())
@@ -105,8 +111,13 @@ def assert_same_run(ours: str, theirs: str) -> None:
 def test_a_federation_is_its_local_rehearsal(
     deployment: Deployment, sites: Sites, folders: list[Path], tmp_path: Path
 ) -> None:
-    """Discovery and two rounds, then a third one by a second `flwr run` that goes on."""
-    app, run_dir = make_app(tmp_path / "app"), tmp_path / "federation"
+    """Discovery and two rounds, then a third one by a second `flwr run` that goes on; sites are known by their keys."""
+    roster = {
+        site: {"key": key.with_suffix(".pub").read_text(), "clients": 1, "images": 36}
+        for site, key in enumerate(sites.keys)
+    }
+    (tmp_path / "roster.yaml").write_text(yaml.safe_dump(roster))
+    app, run_dir = make_app(tmp_path / "app", backend=listed(tmp_path / "roster.yaml")), tmp_path / "federation"
     fit_here(app, folders, "--rounds=2", "--run_dir=two")
     fit_here(app, folders, "--rounds=3", "--run_dir=three")
     deployment.wait(deployment.run(app, rounds=2, run_dir=str(run_dir)), seconds=400)
@@ -116,6 +127,18 @@ def test_a_federation_is_its_local_rehearsal(
     assert not any("ink" in line or "photo" in line for line in map(str, contents(str(run_dir)).items()))
     deployment.wait(deployment.run(app, rounds=3, resume=str(run_dir)), seconds=400)
     assert_same_run("three", str(run_dir))
+
+
+def test_a_site_with_another_key_is_refused(deployment: Deployment, sites: Sites, tmp_path: Path) -> None:
+    """The roster has the keys of the two sites the wrong way round: neither may take the other's number."""
+    roster = {site: {"key": sites.keys[1 - site].with_suffix(".pub").read_text()} for site in range(2)}
+    (tmp_path / "roster.yaml").write_text(yaml.safe_dump(roster))
+    run = deployment.run(make_app(tmp_path / "app", backend=listed(tmp_path / "roster.yaml")), rounds=1)
+    try:
+        refused = ("site 0 has another key in the roster", "site 1 has another key in the roster")
+        until(lambda: all(line in deployment.said(run) for line in refused), 400, "both refusals")
+    finally:
+        deployment.flwr("stop", run, "loopback")
 
 
 def test_a_node_that_is_killed_and_comes_back(

@@ -289,7 +289,7 @@ def test_clients_without_a_usable_update_are_named_and_left_out() -> None:
     run = experiment(data=digits(6), num_domains=2)
     runner = Faulty(run, {0: "fails", 2: 0.0, 3: float("nan")})
     named: dict[int, str] = {}
-    updates = collect_updates(run, runner, Site(run).initial(1), nothing, named.__setitem__)
+    updates = collect_updates(run, runner, Site(run), nothing, named.__setitem__)
     assert updates.clients == [1, 4, 5]
     assert named == updates.left_out
     assert list(named) == [0, 2, 3]
@@ -312,7 +312,7 @@ def test_clients_without_a_usable_update_are_named_and_left_out() -> None:
     assert down > 0
     nobody = Faulty(run, dict.fromkeys(range(6), 0.0))
     with pytest.raises(InputError, match=r"none has one\. Client 0: its update is zero"):
-        collect_updates(run, nobody, Site(run).initial(1), nothing, nothing)
+        collect_updates(run, nobody, Site(run), nothing, nothing)
 
 
 def test_newcomers_send_what_they_would_have_sent() -> None:
@@ -324,8 +324,8 @@ def test_newcomers_send_what_they_would_have_sent() -> None:
     assert asked == discovery_clients(part)
     assert discovery_clients(full) == list(range(8))
     theta_0 = Site(full).initial(1)
-    everyone = collect_updates(full, Faulty(full, {}), theta_0, nothing, nothing)
-    found = cluster(collect_updates(part, Faulty(part, {}), theta_0, nothing, nothing), 3, "elbow", 10, seed=0)
+    everyone = collect_updates(full, Faulty(full, {}), Site(full), nothing, nothing)
+    found = cluster(collect_updates(part, Faulty(part, {}), Site(part), nothing, nothing), 3, "elbow", 10, seed=0)
     others = [client for client in range(8) if client not in asked]
     joined, _, _ = welcome(part, Faulty(part, {}), theta_0, found, range(8), 3, nothing, nothing)
     assert joined.newcomers == {client: found.nearest(everyone.vectors[client]) for client in others}
@@ -336,7 +336,7 @@ def test_a_newcomer_that_fails_draws_anew() -> None:
     """Its first answer is that of Phase 1; if it is of no use, the next ones are others, in every attempt."""
     part = experiment(data=digits(8), clustering=Clustering(fraction=0.5))
     theta_0 = Site(part).initial(1)
-    domains = cluster(collect_updates(part, Faulty(part, {}), theta_0, nothing, nothing), 3, "elbow", 10, seed=0)
+    domains = cluster(collect_updates(part, Faulty(part, {}), Site(part), nothing, nothing), 3, "elbow", 10, seed=0)
     client = next(client for client in range(8) if client not in discovery_clients(part))
     tried = []
     for draw in (4, 5, 9):
@@ -370,7 +370,7 @@ def test_newcomers_have_their_pseudo_domain_in_their_first_round(void: int) -> N
     """Its task has the nearest one, and the table that the moved centroids give; what crossed is counted once."""
     run = experiment(data=digits(8), rounds=1, **{k: v for k, v in LATE.items() if k != "rounds"})
     site = Site(run)
-    updates = collect_updates(run, Faulty(run, {}), site.initial(1), nothing, nothing)
+    updates = collect_updates(run, Faulty(run, {}), site, nothing, nothing)
     domains = cluster(updates, 3, "elbow", 10, seed=0)
     weights, buffers = site.initial(3)
     state = ServerState(0, weights, buffers, {}, domains=domains)
@@ -547,7 +547,7 @@ def test_discovery_of_other_images_is_refused() -> None:
 
 def test_sketches_cross_instead_of_vectors() -> None:
     run = experiment(clustering=Clustering(sketch_dim=64))
-    updates = collect_updates(run, Faulty(run, {}), Site(run).initial(1), nothing, nothing)
+    updates = collect_updates(run, Faulty(run, {}), Site(run), nothing, nothing)
     assert updates.vectors.shape == (4, 64)
     assert updates.bytes_up == 4 * 64 * 4
     assert updates.vectors.norm(dim=1).tolist() == pytest.approx([1] * 4)
@@ -578,4 +578,5 @@ def test_discover_shows_what_it_found(capsys: pytest.CaptureFixture[str], monkey
         assert named in capsys.readouterr().err
     assert {file: file.read_bytes() for file in Path("found").iterdir()} == before
     assert [path.name for path in Path().iterdir()] == ["found"]
-    assert main(["discover", *options, "--supervision", "base", "--privacy.clip_norm", "1"]) == 2
+    assert main(["discover", *options, "--supervision", "base", "--algorithm", "PrivateFedAvg"]) == 2
+    assert "--algorithm to be another one" in capsys.readouterr().err

@@ -51,7 +51,18 @@ TRAINING = ("fit", "discover", "diagnose", "suite")
 """Commands that take long: they go as far as the settings."""
 FOREIGN = {"flower-superlink": 0, "flower-supernode": 0, "flwr": 2, "ray": 1}
 """Programs of deployments, and how many words of subcommands they have at most: their options are looked up."""
-HOOKS = ("init_server", "init_client", "broadcast", "local", "aggregate", "other_models")
+HOOKS = (
+    "check_settings",
+    "check_run",
+    "init_server",
+    "init_client",
+    "sample",
+    "broadcast",
+    "local",
+    "aggregate",
+    "metrics",
+    "other_models",
+)
 SAFE = ("openssl", "printf", "ssh-keygen")
 """Programs that are run, where they are installed: they write small files and nothing else."""
 
@@ -366,7 +377,7 @@ def test_digits_are_told_as_they_are() -> None:
 def test_signatures_of_the_architecture_are_the_codes() -> None:
     blocks = [block.text for block in read(ROOT / "docs" / "architecture.md") if block.kind == "text"]
     text = re.sub(r"\s+", " ", re.sub(r"#.*", "", "\n".join(blocks)))
-    for message in (crossing.FitTask, crossing.FitResult, crossing.FitFailure):
+    for message in (crossing.FitTask, crossing.FitResult, crossing.FitFailure, crossing.RoundContext):
         (told,) = re.findall(rf"{message.__name__}\(([^)]*)\)", text)
         assert [name.partition(":")[0] for name in told.split(", ")] == list(inspect.signature(message).parameters)
     for half, names in ((LocalUpdate, ("begin", "correct", "loss", "report")), (Algorithm, HOOKS)):

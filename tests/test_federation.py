@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Error, Message
+from flwr.proto.node_pb2 import NodeInfo
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -29,6 +32,7 @@ from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.evaluation import Evaluation, Scores
 from jdfl_lightning.federation import sites
+from jdfl_lightning.federation.roster import Member, read_roster
 from jdfl_lightning.federation.server import SitesBackend, SitesRunner
 from jdfl_lightning.federation.site import SiteWorker
 from jdfl_lightning.federation.sites import Federation, Mail
@@ -111,15 +115,15 @@ def test_a_model_that_is_the_tasks_own_crosses_once() -> None:
 
 @given(weights=TENSORS, buffers=TENSORS, record=RECORDS, loss=st.floats(allow_nan=False))
 def test_answers_cross_unchanged(weights: Any, buffers: Any, record: Any, loss: float) -> None:
-    result = FitResult(4, 10, 3, 0.1, weights, buffers, record, {"train/loss": loss}, True)
+    result = FitResult(4, 10, 3, 0.1, weights, buffers, record, {"train/loss": loss, "norm/client/c_1": 2.0}, True)
     answer = Answer(
-        [result, FitFailure(2, "no luck\n")], {"": {"ink": (3, 4), "photo": (0, 9)}, "mean": {"ink": (1, 1)}}, 0.5
+        [result, FitFailure(2, "no luck")], {"": {"ink": (3, 4), "photo": (0, 9)}, "mean": {"ink": (1, 1)}}, 0.5
     )
-    assert equal(read_answer(sent(write_answer(answer)), [4, 2]), answer)
+    assert equal(read_answer(sent(write_answer(answer)), [4, 2], ["", "mean"]), answer)
 
 
 def test_facts_cross_unchanged_and_hold_no_true_domain() -> None:
-    facts = Facts(1, False, [1, 3], [10, 12], ["a", "b"], ["x"], "ff", "1")
+    facts = Facts(1, False, [1, 3], [10, 12], ["a", "b"], ["x"], [7], "ff", "1")
     assert read_facts(sent(write_facts(facts))) == facts
     assert {name for name in vars(facts) if "domain" in name} == {"domains"}  # the groups that accuracy is told of
 
@@ -130,16 +134,22 @@ def test_facts_cross_unchanged_and_hold_no_true_domain() -> None:
         Letter(),
         Letter(notes={"facts": {"site": "x"}}),
         Letter(notes={"facts": {"site": float("inf")}}),
-        write_facts(Facts(0, True, [], [], ["a"], ["site0"], "", "")),
-        write_facts(Facts(0, True, [0, 1], [5], ["a"], ["site0"], "", "")),
-        write_facts(Facts(0, True, [0, 0], [5, 5], ["a"], ["site0"], "", "")),
-        write_facts(Facts(0, False, [0, -7], [5, 5], ["a"], ["x"], "", "")),
-        write_facts(Facts(0, True, [0], [0], ["a"], ["site0"], "", "")),
-        write_facts(Facts(0, True, [0], [2**40], ["a"], ["site0"], "", "")),
-        write_facts(Facts(0, True, [0], [5], ["a"], ["site1"], "", "")),
-        write_facts(Facts(0, False, [0], [5], ["a"], ["overall"], "", "")),
-        write_facts(Facts(0, False, [0], [5], ["a", "a"], ["x"], "", "")),
-        write_facts(Facts(-1, False, [0], [5], ["a"], ["x"], "", "")),
+        write_facts(Facts(0, True, [], [], ["a"], ["site0"], [1], "", "")),
+        write_facts(Facts(0, True, [0, 1], [5], ["a"], ["site0"], [1], "", "")),
+        write_facts(Facts(0, True, [0, 0], [5, 5], ["a"], ["site0"], [1], "", "")),
+        write_facts(Facts(0, False, [0, -7], [5, 5], ["a"], ["x"], [1], "", "")),
+        write_facts(Facts(0, True, [0], [0], ["a"], ["site0"], [1], "", "")),
+        write_facts(Facts(0, True, [0], [2**40], ["a"], ["site0"], [1], "", "")),
+        write_facts(Facts(0, True, [0], [5], ["a"], ["site1"], [1], "", "")),
+        write_facts(Facts(0, False, [0], [5], ["a"], ["overall"], [1], "", "")),
+        write_facts(Facts(0, False, [0], [5], ["a", "a"], ["x"], [1], "", "")),
+        write_facts(Facts(-1, False, [0], [5], ["a"], ["x"], [1], "", "")),
+        write_facts(Facts(0, False, [0], [5], ["a"], ["x"], [1, 1], "", "")),
+        write_facts(Facts(0, False, [0], [5], ["a\x1b[31m"], ["x"], [1], "", "")),
+        write_facts(Facts(0, False, [0], [5], ["a"], ["x\u202e"], [1], "", "")),
+        write_facts(Facts(0, False, [0], [5], ["a" * 201], ["x"], [1], "", "")),
+        write_facts(Facts(0, False, [0], [5], ["a"], ["x"], [1], "", "1\n2")),
+        write_facts(Facts(0, False, list(range(100_001)), [5] * 100_001, ["a"], ["x"], [1], "", "")),
     ],
 )
 def test_facts_that_cannot_be_used(letter: Letter) -> None:
@@ -583,6 +593,9 @@ def test_more_clients_than_expected(roots: list[str]) -> None:
     assert not Path("flower").exists()
 
 
+KEYS = {0: "ecdsa-sha2-nistp384 AAAA0", 1: "ecdsa-sha2-nistp384 AAAA1"}
+
+
 class Silent(Mail):
     """Sites that are there and answer when they are told to."""
 
@@ -592,8 +605,8 @@ class Silent(Mail):
         self.present = {0, 1}
         self.size = 5
 
-    def nodes(self) -> set[int]:
-        return self.present
+    def nodes(self) -> dict[int, str]:
+        return {node: KEYS.get(node, "") for node in self.present}
 
     def send(self, letters: Mapping[int, Letter], question: bool, seconds: float) -> dict[int, str]:
         ids = {}
@@ -601,7 +614,7 @@ class Silent(Mail):
             ids[node] = str(len(self.sent))
             self.sent.append((node, letter))
             if question:
-                facts = Facts(node, True, [0], [self.size], ["a"], [f"site{node}"], "ff", "1")
+                facts = Facts(node, True, [0], [self.size], ["a"], [f"site{node}"], [4], "ff", "1")
                 self.answers[ids[node]] = write_facts(facts)
         return ids
 
@@ -687,12 +700,12 @@ class Broken(SCAFFOLD):
         raise KeyError(self.reason)
 
 
-@pytest.mark.parametrize(
-    ("reason", "told"), [("no luck", "KeyError: 'no luck'"), ("/data/jane.png", "an error that names files")]
-)
-def test_an_exception_at_a_site_is_told_in_a_line_without_files(reason: str, told: str) -> None:
+@pytest.mark.parametrize("reason", ["no luck", "/data/jane.png", "jane.png", "C:jane", "jane\u2215doe.png"])
+def test_of_an_exception_at_a_site_the_kind_alone_is_told(reason: str) -> None:
     config = write_config(experiment(rounds=1, supervision="base", algorithm=Broken(reason)))
-    with pytest.raises(InputError, match=rf"3 attempts were void. Client \d: {told}"):
+    with pytest.raises(
+        InputError, match=r"3 attempts were void. Client \d: KeyError, of which the log of the site has"
+    ):
         run_on_grid(config, RUN, sites=1)
 
 
@@ -712,7 +725,7 @@ def test_names_of_images_do_not_leave_a_site(roots: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sites, "_AGAIN", 0.1)
         serve(config, grid, RUN)
-    assert "names files" in "".join(replies)
+    assert "InputError, of which the log of the site has more" in "".join(replies)
     assert not any("jane" in reply for reply in replies)
 
 
@@ -733,9 +746,10 @@ def test_only_a_server_can_use_sites() -> None:
     with pytest.raises(InputError, match=r"docs/flower\.md"):
         fit(experiment(supervision="base", backend=SitesBackend(), run_dir="run"))
     assert not Path("run").exists()
-    for option in ("timeout", "poll"):
+    wrong: dict[str, Any] = {"timeout": 0.0, "poll": 0.0, "max_weight": 0.5}
+    for option, value in wrong.items():
         with pytest.raises(InputError, match=f"--backend.{option}"):
-            SitesBackend(**{option: 0.0})
+            SitesBackend(**{option: value})
 
 
 def test_a_copy_of_a_data_set_at_every_site(image_tree: Path) -> None:
@@ -752,6 +766,218 @@ def test_a_copy_of_a_data_set_at_every_site(image_tree: Path) -> None:
     grid = on_grid(config, {"run_dir": "digits"}, sites=1)
     grid.contexts[100].node_config["data-root"] = "nowhere"
     serve(config, grid, {"run_dir": "digits"})
+
+
+def test_text_from_a_site_is_one_line_of_printable_letters() -> None:
+    """Whatever a site writes where a reason is expected, a terminal and a log show it as what it is."""
+    evil = "fine\x1b[2J\x1b[31m\nround 3: all is well\r\u202e\x07" + "x" * 5000
+    letter = Letter({}, {"failure.0": {"reason": evil}, "judged": {"seconds": 0.0}})
+    (failure,) = read_answer(letter, [0]).results
+    assert isinstance(failure, FitFailure)
+    assert failure.reason.isprintable()
+    assert failure.reason.startswith("fine [2J [31m round 3")
+    assert len(failure.reason) <= 300
+    mail = Silent()
+    runner, said = make_runner(mail)
+    mail.answers |= {"2": evil, "3": Letter({}, {"judged": {"seconds": 0.0, evil: 1}})}
+    told = list(runner.fit([FitTask(client, 1, 0, {}) for client in range(2)]))
+    assert all(isinstance(each, FitFailure) and each.reason.isprintable() and len(each.reason) < 400 for each in told)
+    mail.present = {0, 1, 2}
+    runner._federation.meet()
+    mail.answers["4"] = evil
+    runner._federation.meet()
+    assert all(line.isprintable() and len(line) < 400 for line in said)
+
+
+NOTES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.binary(max_size=4)),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def read_or_why(read: Callable[[], Any]) -> Any:
+    """What was read, or the line that says why not."""
+    try:
+        return read()
+    except InputError as error:
+        return str(error)
+
+
+@given(st.data())
+def test_letters_with_anything_in_them_are_read_or_refused(data: st.DataObject) -> None:
+    """One entry of an honest letter is replaced by anything: what is read has the right types, else an `InputError`."""
+    facts = Facts(1, True, [0, 1], [10, 12], ["a", "b"], ["site1"], [7], "ff", "1")
+    note = {**write_facts(facts).notes["facts"], data.draw(st.sampled_from(sorted(vars(facts)))): data.draw(NOTES)}
+    found = read_or_why(lambda: read_facts(Letter(notes={"facts": note})))
+    if isinstance(found, str):
+        assert found.isprintable()
+    else:
+        assert all(type(size) is int and 0 < size < 2**31 for size in found.sizes)
+        assert all(type(name) is str and name.isprintable() and len(name) <= 200 for name in found.classes)
+    result = FitResult(0, 10, 3, 0.1, {"w": torch.ones(1)}, {}, {"c": {"w": torch.ones(1)}}, {"train/loss": 1.0})
+    letter = write_answer(Answer([result], {"": {"site1": (1, 2)}}))
+    name = data.draw(st.sampled_from(sorted(letter.notes)))
+    entry = data.draw(st.sampled_from(sorted(letter.notes[name])))
+    notes = {**letter.notes, name: {**letter.notes[name], entry: data.draw(NOTES)}}
+    answer = read_or_why(lambda: read_answer(Letter(letter.tensors, notes), [0], [""]))
+    if isinstance(answer, str):
+        assert answer.isprintable()
+    else:
+        (back,) = answer.results
+        assert type(back.num_examples) is int
+        assert 0 <= answer.seconds < 2**31
+        assert all(0 <= right <= seen < 2**31 for pairs in answer.counts.values() for right, seen in pairs.values())
+
+
+def test_a_client_tells_its_own_metrics_and_not_many() -> None:
+    result = FitResult(0, 10, 3, metrics={"train/loss": 1.0, "norm/client/c": 2.0, "norm/client/a b": 1.0, "x": 1.0})
+    (back,) = read_answer(write_answer(Answer([result])), [0]).results
+    assert isinstance(back, FitResult)
+    assert set(back.metrics) == {"train/loss", "norm/client/c"}
+    many = FitResult(0, 10, 3, metrics={f"norm/client/x{n}": 1.0 for n in range(17)})
+    with pytest.raises(InputError, match="more than 16 metrics"):
+        read_answer(write_answer(Answer([many])), [0])
+
+
+# ------------------------------------------------------------------------------------------------------- the roster
+
+
+def write_roster(text: str) -> str:
+    Path("roster.yaml").write_text(text)
+    return "roster.yaml"
+
+
+@pytest.mark.parametrize(
+    ("roster", "refusal"),
+    [
+        ("1: {}", "node 0 cannot take part: site 0 is not on the roster."),
+        ("0: {key: ecdsa-sha2-nistp384 AAAA1}\n1:", "node 0 cannot take part: site 0 has another key in the roster."),
+        ("0: {images: 8}\n1:", "node 0 cannot take part: site 0 says that it has 9 images, the roster says 8."),
+        ("0: {clients: 1, images: 9, key: ecdsa-sha2-nistp384 AAAA0 me@here}\n1: {}", None),
+        ('{"0": {"key": "ecdsa-sha2-nistp384 AAAA0"}, "1": {"clients": 1}}', None),
+    ],
+)
+def test_a_site_that_is_not_as_listed_is_refused(roster: str, refusal: str | None) -> None:
+    """Site 0 has a client with 5 images to train on, and 4 to test on."""
+    said: list[str] = []
+    federation = Federation(Silent(), 0.2, 0.01, said.append, read_roster(write_roster(roster)))
+    federation.meet()
+    assert set(federation.sites) == ({0, 1} if refusal is None else {1})
+    assert said[0] == refusal or refusal is None
+
+
+def test_a_site_with_more_clients_than_listed_is_refused() -> None:
+    facts = Facts(3, True, [0, 1], [5, 5], ["a"], ["site3"], [2], "ff", "1")
+    assert Member(clients=2).reason_refused(facts, "") is None
+    assert Member(clients=1).reason_refused(facts, "") == "site 3 says that it has 2 clients, the roster says 1."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has none"),
+        ("[1, 2]", "has none"),
+        ("{", "cannot be read"),
+        ("a: {}", "numbers from 0 but got 'a'"),
+        ("true: {}", "numbers from 0 but got True"),
+        ("-1: {}", "numbers from 0 but got -1"),
+        ("0: 5", "site 0 in roster.yaml to have key, clients, images but got 5"),
+        ("0: {picture: 5}", "to have key, clients, images"),
+        ("0: {images: many}", "images of site 0 in roster.yaml to be a number above 0 but got 'many'"),
+        ("0: {clients: 0}", "clients of site 0"),
+        ("0: {key: site0.key.pub}", "the line in its .pub file"),
+    ],
+)
+def test_a_roster_that_cannot_be_used(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_roster(write_roster(text))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_roster("nowhere.yaml")
+
+
+def test_flower_tells_the_keys_that_nodes_have_proved() -> None:
+    """A node's key comes from Flower as PEM; the roster has it as `ssh-keygen` wrote it."""
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    line = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    config = write_config(experiment(rounds=1, supervision="base"))
+
+    class Known(FakeGrid):
+        def get_nodes(self) -> list[NodeInfo]:
+            keys = {100: pem, 101: b"none"}
+            return [NodeInfo(node_id=node, public_key=keys[node]) for node in self.get_node_ids()]
+
+    grid = Known(make_client_app(config), on_grid(config, RUN, sites=2).contexts_config(), RUN)
+    assert FlowerMail(grid).nodes() == {100: line, 101: ""}
+    said: list[str] = []
+    roster = read_roster(write_roster(f"0: {{key: {line} of site 0}}\n1: {{key: {line}}}"))
+    Federation(FlowerMail(grid), 60, 0.01, said.append, roster).meet()
+    assert said[0].startswith("site 0: 2 clients")
+    assert said[1] == "node 101 cannot take part: site 1 has another key in the roster."
+
+
+class Boastful(FakeGrid):
+    """Sites of which the last says that it has as many images as can be said."""
+
+    def __init__(self, config: str, sites: int) -> None:
+        super().__init__(make_client_app(config), on_grid(config, RUN, sites).contexts_config(), RUN)
+        self.tamper = self.boast
+
+    def boast(self, message: Message, reply: Message) -> Message:
+        letter = from_records(reply.content)
+        if message.metadata.dst_node_id != max(self.contexts) or "facts" not in letter.notes:
+            return reply
+        facts = {**letter.notes["facts"], "sizes": [2**31 - 1] * len(letter.notes["facts"]["sizes"])}
+        return Message(to_records(Letter({}, {**letter.notes, "facts": facts})), reply_to=message)
+
+
+def test_a_site_that_claims_all_images_counts_for_ten_clients(capsys: pytest.CaptureFixture[str]) -> None:
+    """FedAvg of 4 clients: the boaster's weight is 10 times the median's, and the others are still heard."""
+    run = experiment(rounds=1, supervision="base")
+    config = write_config(run)
+    serve(config, Boastful(config, 4), RUN)
+    said = " ".join(capsys.readouterr().out.split())
+    median = sorted(run.data.client_sizes)[1]
+    assert f"client 3 of site 3 says it has 2147483647 images and counts for {10 * median}, 10 times" in said
+    Path("backend.yaml").write_text(f"backend:\n  class_path: {SitesBackend.__module__}.SitesBackend\n")
+    roster = {"run_dir": "listed", "backend.roster": write_roster("{0: , 1: , 2: , 3: {images: 2000}}")}
+    Path(config).write_text(Path(config).read_text() + Path("backend.yaml").read_text())
+    grid, refused = Boastful(config, 4), []
+
+    def mend(message: Message, reply: Message) -> Message:
+        refused.append(message.metadata.dst_node_id)
+        return reply if refused.count(103) > 1 else grid.boast(message, reply)
+
+    grid.tamper = mend
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sites, "_AGAIN", 0.1)
+        serve(config, grid, roster)
+    assert "site 3 says that it has 2147483" in " ".join(capsys.readouterr().out.split())
+    fit(replace(run, run_dir="local"))
+    assert contents("local")["last.safetensors"] == contents("listed")["last.safetensors"]
+    assert contents("local")["last.safetensors"] != contents("flower")["last.safetensors"]
+
+
+def test_a_site_judges_by_the_images_that_it_said_it_holds_out() -> None:
+    mail = Silent()
+    runner, said = make_runner(mail)
+    told: list[Evaluation] = []
+    runner.evaluate({"": {"w": torch.ones(1)}}, {}, told.append)
+    mail.answers["2"] = write_answer(Answer([], {"": {"site0": (3000, 3000)}}))
+    mail.answers["3"] = write_answer(Answer([], {"": {"site1": (1, 4)}}))
+    runner._experiment.data.domain_names = ("site0", "site1")
+    runner.finish()
+    assert math.isnan(told[0].scores[""].overall)
+    assert told[0].scores[""].domains["site1"] == 0.25
+    assert "site 0 judged a model by other images than it said: it does not count" in said
+
+
+def test_a_site_cannot_change_what_it_said_when_a_run_is_continued() -> None:
+    config = write_config(experiment(rounds=2, supervision="base"))
+    run_on_grid(config, RUN | {"rounds": 1}, sites=4)
+    with pytest.raises(InputError, match="images"):
+        serve(config, Boastful(config, 4), {"resume": "flower"})
 
 
 def shorten(letter: Letter) -> Letter:
@@ -794,6 +1020,13 @@ LIES: dict[str, Callable[[Letter], Letter]] = {
         {g: {n: t * (9 if "upload.update" in g else 1) for n, t in ts.items()} for g, ts in letter.tensors.items()},
         letter.notes,
     ),
+    "complex": lambda letter: Letter(
+        {g: {n: t.to(torch.complex64) for n, t in named.items()} for g, named in letter.tensors.items()}, letter.notes
+    ),
+    "integers": lambda letter: Letter(
+        {g: {n: t.long() if ".upload." in g else t for n, t in named.items()} for g, named in letter.tensors.items()},
+        letter.notes,
+    ),
     "texts": lambda letter: Letter({}, {name: {"x": "y"} for name in letter.notes}),
 }
 
@@ -819,6 +1052,6 @@ def test_a_site_that_lies_does_no_harm(lie: str) -> None:
         "boast": ["4.0", "3.0"],
     }  # counts come with the second round's answer
     assert [row["clients"] for row in rows] == expected.get(lie, ["3.0", "3.0"])
-    honest = lie in ("metrics", "long")  # its counts are; else the model was not judged by all
+    honest = lie not in ("boast", "no notes", "nothing", "texts")  # its counts are; else not all have judged
     assert all(math.isnan(float(row["test/acc"])) != honest for row in rows[: 2 - (lie == "boast")])
     assert not any(float(row["test/acc"]) >= 1 for row in rows)

@@ -93,7 +93,7 @@ def test_the_vectors_of_a_federated_run_to_the_bit(backbone: str) -> None:
     site = Site(run)
     theta_0 = site.initial(1)
     runner = LocalRunner(site, ClientStates(Path("clients")))
-    federated = collect_updates(run, runner, theta_0, lambda *_: None, lambda *_: None)
+    federated = collect_updates(run, runner, site, lambda *_: None, lambda *_: None)
     module = copy.deepcopy(site.module(*theta_0))
     loaders = {
         str(client): Pairs(

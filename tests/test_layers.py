@@ -13,12 +13,12 @@ import jdfl_lightning
 
 SOURCE = Path(jdfl_lightning.__file__).parent
 LAYERS = [
-    ["errors", "files", "memory", "nursery", "published", "seeding", "tensors", "messages"],
+    ["errors", "files", "memory", "nursery", "published", "seeding", "tensors", "messages", "privacy"],
     ["joint", "models", "algorithms", "sketch", "trainer", "display", "interrupts", "screening"],
     ["discovery"],
     ["clustering"],
     ["data", "module"],
-    ["checkpoint", "client", "privacy", "run_folder", "trust"],
+    ["checkpoint", "client", "run_folder", "trust"],
     ["evaluation", "findings", "groups"],
     ["backends", "loggers"],
     ["config"],

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         FedProc,
         FedProx,
         LocalUpdate,
+        PrivateFedAvg,
         RobustFedAvg,
     )
     from jdfl_lightning.backends import LocalBackend, PoolBackend, RayBackend
@@ -61,6 +62,7 @@ _HOMES = {
         "FedProc",
         "FedProx",
         "LocalUpdate",
+        "PrivateFedAvg",
         "RobustFedAvg",
     ),
     "backends": ("LocalBackend", "PoolBackend", "RayBackend"),
@@ -118,6 +120,7 @@ __all__ = [
     "PaperCNN",
     "PlainTargets",
     "PoolBackend",
+    "PrivateFedAvg",
     "RandomTargets",
     "RayBackend",
     "RobustFedAvg",

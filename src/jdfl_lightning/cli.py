@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from jdfl_lightning.errors import InputError, Interrupted, Note
+from jdfl_lightning.errors import InputError, Interrupted, Note, Terminated
 from jdfl_lightning.nursery import nursery
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jdfl_lightning.report.write import Report
 
 PROGRAM = "jdfl-lightning"
-FAILED, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+FAILED, BAD_INPUT, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 130, 141, 143
 
 
 def _fit(args: Sequence[str]) -> int:
@@ -149,8 +149,9 @@ def _suite(args: Sequence[str]) -> int:
         with open_display(console) as display:
             try:
                 outcomes = run_suite(folder, runs, display)
-            except KeyboardInterrupt:
-                raise Interrupted("the same command") from None
+            except KeyboardInterrupt as error:
+                kind = Terminated if isinstance(error, Terminated) else Interrupted
+                raise kind("the same command") from None
     failed = [outcome for outcome in outcomes if outcome.failure]
     for outcome in failed:
         print(f"{PROGRAM}: {outcome.name} failed: {outcome.failure}", file=sys.stderr)
@@ -230,14 +231,16 @@ def _yes_or_no(text: str) -> bool:
 def _predict(args: Sequence[str]) -> int:
     """write a CSV with class, probability and winning pseudo-domain of images"""
     from jdfl_lightning.inference import list_images, load_to_use, predict, write_predictions
+    from jdfl_lightning.run_folder import kept_weights
 
     parser = _parser("predict")
     _add_run(parser)
-    parser.add_argument("--weights", choices=["best", "last"], default="best", help="which of the run's weights to use")
+    which = "which of the run's weights to use; default: best, or last if the run keeps no best, as a private one"
+    parser.add_argument("--weights", choices=["best", "last"], help=which)
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the CSV goes; standard output if not given")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="image files, or folders of them")
     options = parser.parse_args(args)
-    model = load_to_use(options.run, options.weights, options.trust)
+    model = load_to_use(options.run, options.weights or kept_weights(options.run), options.trust)
     unreadable: list[str] = []
     predictions = predict(model, list_images(options.images), unreadable, options.score)
     if options.output is None:
@@ -312,6 +315,13 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see {self.prog} --help)")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse ``--run=--``, of which argparse makes an empty list."""
+        for arg in args or ():
+            if arg.startswith("--") and arg.endswith("=--"):
+                self.error(f"argument {arg.removesuffix('=--')}: expected one argument")
+        return super().parse_known_args(args, namespace)
+
 
 def _parser(name: str) -> _Parser:
     return _Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].__doc__, allow_abbrev=False)
@@ -360,10 +370,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
-        print(f"{PROGRAM}: interrupted", file=sys.stderr)
-        if isinstance(error, Interrupted):
+        terminated = isinstance(error, Terminated)
+        print(f"{PROGRAM}: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
+        if isinstance(error, Interrupted) and str(error):
             print(f"go on with: {error}")
-        return INTERRUPTED
+        return TERMINATED if terminated else INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.discovery import DiscoveryProbe, EpochProbe
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import PublicError
 from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
 from jdfl_lightning.messages import DISCOVERY, UNKNOWN, FitResult, FitTask
 from jdfl_lightning.models import build_backbone, num_features, select_parameters
@@ -61,6 +61,12 @@ class Site:
         with isolated_randomness(self.experiment.seed_everything, "head", num_domains):
             head = self._module.head
             return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
+
+    def update_length(self) -> int:
+        """Return the number of entries of --clustering.layers, those of a client's update vector in Phase 1."""
+        weights, buffers = self.initial(num_domains=1)
+        names = select_parameters(self.module(weights, buffers), self.experiment.clustering.layers)
+        return sum(weights[name].numel() for name in names)
 
     def module(self, weights: Tensors, buffers: Tensors, targets: TargetRule | None = None) -> JointModule:
         """Return the module with these weights; its head takes their shape."""
@@ -126,7 +132,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     discovering = task.round == DISCOVERY
     number = task.client - site.first  # among those that are here
     if len(site.data.partition.clients[number]) == 0:
-        raise InputError(
+        raise PublicError(
             f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
             "lower --data.num_clients."
         )
@@ -152,7 +158,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
     finally:
         module.generator = module.loss_term = None
     if update.num_steps == 0:
-        raise InputError(
+        raise PublicError(
             f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
             "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,11 @@ from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.clustering import Criterion
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
-from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.errors import InputError, did_you_mean, require, require_types
 from jdfl_lightning.files import parse_settings, read_settings, write_whole
 from jdfl_lightning.joint import Score
 from jdfl_lightning.loggers import WandbRounds
 from jdfl_lightning.models import LAYER_SUBSETS
-from jdfl_lightning.privacy import Privacy
 from jdfl_lightning.sketch import BLOCKS
 from jdfl_lightning.trainer import TrainerOptions
 from jdfl_lightning.trust import CONFIG, settings_to_use, sign
@@ -54,6 +54,7 @@ class Clustering:
     """How a client that was not in Phase 1 gets its pseudo-domain: by the nearest centroid; update: which it moves."""
 
     def __post_init__(self) -> None:
+        require_types(self, "--clustering.")
         require(self.epochs > 0, "--clustering.epochs", "positive", self.epochs)
         require(self.batch_size is None or self.batch_size > 0, "--clustering.batch_size", "positive", self.batch_size)
         require(self.max_domains > 0, "--clustering.max_domains", "positive", self.max_domains)
@@ -80,6 +81,7 @@ class Checkpointing:
     """Let a client whose saved state is damaged start afresh, instead of ending the run."""
 
     def __post_init__(self) -> None:
+        require_types(self, "--checkpoint.")
         require(self.every > 0, "--checkpoint.every", "positive", self.every)
         require(self.keep > 0, "--checkpoint.keep", "positive", self.keep)
 
@@ -132,8 +134,6 @@ class Experiment:
     """Refuse an update that is longer than this many times the median of its round; null to refuse none."""
     min_clients: int = 1
     """Clients whose answers a round needs; with fewer it is void and repeated, with clients drawn anew."""
-    privacy: Privacy = field(default_factory=Privacy)
-    """Client-level differential privacy; off by default."""
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     """What is kept so that a run can be continued."""
     clustering: Clustering = field(default_factory=Clustering)
@@ -153,12 +153,13 @@ class Experiment:
     """Continue a run: its folder, or a file in its checkpoints/; auto for the newest run of these settings, if any."""
 
     def __post_init__(self) -> None:
+        require_types(self)
         require(self.seed_everything >= 0, "--seed_everything", "0 or more", self.seed_everything)
         for name in ("rounds", "epochs", "batch_size", "lr", "evaluate_every"):
-            require(getattr(self, name) > 0, f"--{name}", "positive", getattr(self, name))
+            require(0 < getattr(self, name) < math.inf, f"--{name}", "positive and finite", getattr(self, name))
         require(0 < self.client_fraction <= 1, "--client_fraction", "above 0 and at most 1", self.client_fraction)
         require(0 <= self.momentum < 1, "--momentum", "at least 0 and below 1", self.momentum)
-        require(self.weight_decay >= 0, "--weight_decay", "0 or more", self.weight_decay)
+        require(0 <= self.weight_decay < math.inf, "--weight_decay", "0 or more, and finite", self.weight_decay)
         require(self.alpha is None or 0 < self.alpha <= 1, "--alpha", "above 0 and at most 1", self.alpha)
         require(self.tau > 0, "--tau", "positive", self.tau)
         require(0 <= self.phi <= 1, "--phi", "between 0 and 1", self.phi)
@@ -174,10 +175,7 @@ class Experiment:
             f"between 1 and the {self.clients_per_round} clients of a round",
             self.min_clients,
         )
-        self._check_privacy()
-        name = type(self.algorithm).__name__
-        sound = self.algorithm.allows_momentum or self.momentum == 0
-        require(sound, "--momentum", f"0 with {name}, whose correction it would amplify,", self.momentum)
+        self.algorithm.check_settings(self)
         clients = self.discovery_clients
         require(
             self.num_domains is None or 1 <= self.num_domains <= clients,
@@ -185,26 +183,6 @@ class Experiment:
             f"between 1 and the number of clients in Phase 1, {clients},",
             self.num_domains,
         )
-
-    def _check_privacy(self) -> None:
-        """Refuse settings with which the guarantee would be false."""
-        if self.privacy.clip_norm is None:
-            return
-        name = type(self.algorithm).__name__
-        require(
-            type(self.algorithm).aggregate is FedAvg.aggregate,
-            "--algorithm",
-            "one that sends the server nothing but weights to average (FedAvg, FedProx, MOON) with --privacy",
-            name,
-        )
-        require(
-            self.supervision == "base",
-            "--supervision",
-            "base with --privacy, as discovery looks at every client's update,",
-            self.supervision,
-        )
-        require(self.max_update_norm is None, "--max_update_norm", "null with --privacy, which clips,", "a number")
-        require(self.min_clients == 1, "--min_clients", "1 with --privacy, as no round may be void,", self.min_clients)
 
     @property
     def clients_per_round(self) -> int:
@@ -237,7 +215,7 @@ def as_dict(value: Any) -> Any:
     >>> as_dict(FedAvg())
     {'class_path': 'jdfl_lightning.algorithms.fedavg.FedAvg', 'init_args': {'weighting': 'samples'}}
     """
-    if isinstance(value, (Experiment, Clustering, Checkpointing, Privacy, TrainerOptions)):
+    if isinstance(value, (Experiment, Clustering, Checkpointing, TrainerOptions)):
         return {entry.name: as_dict(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
         return [as_dict(item) for item in value]
@@ -302,7 +280,8 @@ def _explain(message: str) -> str:
     if not keys:
         return message
     if value and choices:
-        return f"Expected {flag} to be one of {choices[1]} but got {value[1].strip()!r}."
+        given, known = value[1].strip(), [choice.strip(" '") for choice in choices[1].split(",")]
+        return f"Expected {flag} to be one of {choices[1]} but got {given!r}.{did_you_mean(given, known)}"
     if value and types:
         return f"Expected {flag} to be of type {' or '.join(types)} but got {value[1].strip()!r}."
     if unknown:
@@ -354,6 +333,7 @@ def _with_config_files(args: Sequence[str]) -> list[str]:
         else:
             joined.append(arg)
     prefix = "--config="
+    joined[-1:] = [prefix if arg == "--config" else arg for arg in joined[-1:]]  # the last one may have no value
     files = [
         f"{prefix}{find_config(arg.removeprefix(prefix))}" if arg.startswith(prefix) and "\n" not in arg else arg
         for arg in joined

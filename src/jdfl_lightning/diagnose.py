@@ -18,7 +18,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.discovery import Updates, unit
 from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError, Interrupted, require
-from jdfl_lightning.experiment import open_run, prepare
+from jdfl_lightning.experiment import open_run, prepare, require_discovery
 from jdfl_lightning.findings import Finding, read_findings, write_findings
 from jdfl_lightning.interrupts import after_current_client
 from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
@@ -61,8 +61,7 @@ def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = Non
         The folder.
     """
     display = display or Display()
-    private = experiment.privacy.clip_norm is not None
-    require(not private, "--privacy", "left out, as discovery looks at every client's update,", "a clip_norm")
+    require_discovery(experiment)
     earlier = find_run(experiment, diagnosis=True)
     prepare(experiment, display)
     findings = [] if earlier is None else read_findings(earlier)

@@ -46,13 +46,18 @@ class Display:
         """Show which of several runs begins."""
 
 
+def _accuracy(metrics: Mapping[str, float]) -> str:
+    """Return a round's accuracy and the best so far, unless no best is kept."""
+    best = metrics["test/acc_best"]
+    return f"acc {100 * metrics['test/acc']:.2f}  " + ("" if math.isnan(best) else f"best {100 * best:.2f}  ")
+
+
 def round_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
     """Return a round's numbers in one line."""
     accuracy = (
         "not evaluated"
         if math.isnan(metrics["test/acc"])
-        else f"acc {100 * metrics['test/acc']:.2f}  best {100 * metrics['test/acc_best']:.2f}  "
-        f"worst domain {100 * metrics['test/acc_worst']:.2f}"
+        else f"{_accuracy(metrics)}worst domain {100 * metrics['test/acc_worst']:.2f}"
     )
     return f"round {number}/{total}  {accuracy}  loss {metrics['train/loss']:.4f}  left {clock(left)}"
 
@@ -153,7 +158,7 @@ class LiveDisplay(_TimedDisplay):
             self._rounds = self._bars.add_task("rounds", total=total, numbers="")
         left = self._time_left(number, total, metrics)
         if not math.isnan(metrics["test/acc"]):
-            self._accuracy = f"acc {100 * metrics['test/acc']:.2f}  best {100 * metrics['test/acc_best']:.2f}  "
+            self._accuracy = _accuracy(metrics)
         self._bars.update(self._rounds, completed=number, numbers=f"{self._accuracy}left {clock(left)}")
 
     def run(self, number: int, total: int, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,14 +16,13 @@ from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError, Interrupted, StorageError, require
+from jdfl_lightning.errors import InputError, Interrupted, Note, StorageError, require
 from jdfl_lightning.files import remove_asides
 from jdfl_lightning.interrupts import after_current_client
 from jdfl_lightning.journal import RunJournal
 from jdfl_lightning.loggers import log_picture, open_logger
-from jdfl_lightning.models import build_backbone, num_features, select_parameters
+from jdfl_lightning.models import build_backbone, num_features
 from jdfl_lightning.phase1 import collect_updates, find_domains
-from jdfl_lightning.privacy import noise_key, spent_epsilon
 from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.report.run import draw_curves
 from jdfl_lightning.resume import Reached, best_so_far, find_run, read_reached, take_up
@@ -74,7 +74,7 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
             display.say(f"run folder: {folder}" + (f", going on after round {reached.state.round}" if reached else ""))
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
-            best = best_so_far(folder, reached.state.round if reached else 0)
+            best = best_so_far(folder, reached.state.round if reached else 0, experiment.algorithm.keeps_best)
             with after_current_client(display.say) as check:
                 journal = RunJournal(experiment, folder, data, logger, display, best, check)
                 if reached is not None:
@@ -146,8 +146,7 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
     display = display or Display()
     require(experiment.resume is None, "--resume", "left out, as a discovery is done at once,", experiment.resume)
     require(experiment.discovery is None, "--discovery", "left out, as it is to be made,", experiment.discovery)
-    private = experiment.privacy.clip_norm is not None
-    require(not private, "--privacy", "left out, as discovery looks at every client's update,", "a clip_norm")
+    require_discovery(experiment)
     site = prepare(experiment, display)
     with open_run(experiment, f"{experiment.name}{ALONE}", None) as folder:
         display.say(f"folder: {folder}")
@@ -164,6 +163,12 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
     return folder
 
 
+def require_discovery(experiment: Experiment) -> None:
+    """Refuse Phase 1 with an algorithm for which nobody may look at a client's update."""
+    allowed, name = experiment.algorithm.allows_discovery, type(experiment.algorithm).__name__
+    require(allowed, "--algorithm", "another one, as discovery looks at every client's update,", name)
+
+
 def _find(
     experiment: Experiment, site: Site, runner: Runner, journal: RunJournal, updates: Updates | None
 ) -> PseudoDomains:
@@ -172,7 +177,7 @@ def _find(
     known = load_discovery(folder, data)
     if known is None:
         if updates is None:
-            updates = collect_updates(experiment, runner, site.initial(1), journal.step, journal.unassigned)
+            updates = collect_updates(experiment, runner, site, journal.step, journal.unassigned)
         found = find_domains(experiment, updates)
         save_discovery(folder, updates, found, true_domains, data)
     else:
@@ -209,8 +214,7 @@ def _run(
             state = _reached_state(reached, state)
             if last_round(folder) < state.round:  # it ended before its last round was evaluated
                 judge(experiment, runner, state, reached.metrics, journal)
-        key = 0 if experiment.privacy.clip_norm is None else noise_key(folder)
-        state = run_rounds(experiment, runner, state, journal, site.initial(1), key)
+        state = run_rounds(experiment, runner, state, journal, site.initial(1))
     if state.domains is not None and state.domains.joined:
         save_joined(folder, state.domains, experiment.data.true_domains)
 
@@ -236,17 +240,16 @@ def prepare(experiment: Experiment, display: Display) -> Site:
     num_features(build_backbone(experiment.backbone, data.size), data.size)
     if data.roster is None:
         data.deal(experiment.seed_everything)
+        for domain, classes in data.untested().items():
+            warnings.warn(
+                f"The test images of {domain} have none of {', '.join(classes)}: too few images for "
+                f"--data.test_fraction {data.test_fraction:g}. Its accuracy says nothing about them.",
+                Note,
+                stacklevel=2,
+            )
     site = Site(experiment)
-    weights, buffers = site.initial(num_domains=1)
-    names = select_parameters(site.module(weights, buffers), experiment.clustering.layers)
-    length, short = sum(weights[name].numel() for name in names), experiment.clustering.sketch_dim
+    length, short = site.update_length(), experiment.clustering.sketch_dim
     fits = short is None or short <= length
     require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)
-    if experiment.privacy.clip_norm is not None:
-        spent_epsilon(experiment.privacy, data.num_clients, experiment.clients_per_round, experiment.rounds)
-        if any(tensor.is_floating_point() for tensor in buffers.values()):
-            raise InputError(
-                f"Expected --backbone to have no running statistics with --privacy but {experiment.backbone} does: "
-                "they leave the clients without clipping or noise."
-            )
+    experiment.algorithm.check_run(experiment, site.initial(num_domains=1)[1])
     return site

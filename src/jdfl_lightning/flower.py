@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -69,7 +71,7 @@ def make_client_app(config: str | Path) -> ClientApp:
                 workers[key] = SiteWorker(arguments(config, context.run_config, at_site=True), context.node_config)
             letter = work(workers[key])
         except Exception as error:  # said in words: what Flower tells of an exception is no use to the server's user
-            letter = Letter(notes={"error": {"reason": discreet(describe(error))}})
+            letter = Letter(notes={"error": {"reason": discreet(error)}})
             _LOG.error(describe(error))
         return Message(to_records(letter), reply_to=message)
 
@@ -108,9 +110,9 @@ class FlowerMail(Mail):
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def nodes(self) -> set[int]:
-        """Return the SuperNodes that are there."""
-        return set(self._grid.get_node_ids())
+    def nodes(self) -> dict[int, str]:
+        """Return the SuperNodes that are there; their keys are proved if the SuperLink authenticates SuperNodes."""
+        return {node.node_id: _ssh_key(node.public_key) for node in self._grid.get_nodes()}
 
     def send(self, letters: Mapping[int, Letter], question: bool, seconds: float) -> dict[int, str]:
         """Push a message for each node that takes one; what they have in common is converted, and pushed, once."""
@@ -136,6 +138,14 @@ class FlowerMail(Mail):
                     answer = f"its answer cannot be read: {error!r}"
             found[message.metadata.reply_to_message_id] = answer
         return found
+
+
+def _ssh_key(pem: bytes) -> str:
+    """Return a node's public key as a line of ``ssh-keygen``, the form in which it was registered."""
+    try:
+        return load_pem_public_key(pem).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    except (ValueError, UnsupportedAlgorithm):  # it has none, or one that cannot have been registered
+        return ""
 
 
 def to_records(letter: Letter, known: dict[int, ArrayRecord] | None = None) -> RecordDict:

@@ -21,7 +21,8 @@ from jdfl_lightning.evaluation import Scores, evaluate
 from jdfl_lightning.experiment import prepare
 from jdfl_lightning.joint import Score, class_probabilities, predict_class, split_index
 from jdfl_lightning.models import build_backbone
-from jdfl_lightning.run_folder import SavedModel, Which, load_model
+from jdfl_lightning.report.markup import csv_cell
+from jdfl_lightning.run_folder import SavedModel, Which, load_model, read_run
 from jdfl_lightning.trust import is_own, known_backbone, require_known, saved_settings
 
 _BATCH = 64
@@ -43,8 +44,8 @@ def load_to_use(folder: Path, which: Which, trust: bool) -> SavedModel:
 
 
 def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Which, Scores]:
-    """Evaluate the best and the last weights of a run on the held-out images of its experiment."""
-    models: dict[Which, SavedModel] = {"best": load_model(folder, "best"), "last": load_model(folder, "last")}
+    """Evaluate the weights that a run keeps, best and last, on the held-out images of its experiment."""
+    models = {which: load_model(folder, which) for which in read_run(folder).ends}
     site = prepare(experiment, display)
     for which, model in models.items():
         known = model.header.class_names
@@ -137,4 +138,4 @@ def write_predictions(predictions: Iterator[Prediction], out: TextIO) -> None:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["image", "class", "probability", "pseudo_domain"])
     for item in predictions:
-        writer.writerow([item.image, item.label, f"{item.probability:.4f}", item.domain])
+        writer.writerow([csv_cell(item.image), csv_cell(item.label), f"{item.probability:.4f}", item.domain])

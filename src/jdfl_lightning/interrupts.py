@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one ends a run after the current client, the second at once."""
+"""Ctrl-C and SIGTERM: the first one ends a run after the current client, the second at once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
+
+from jdfl_lightning.errors import Terminated
+
+_USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""What Python does with the signals; a program that does something else with one keeps it."""
 
 
 @contextmanager
 def after_current_client(say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Hold back the first Ctrl-C; give a function that lets it out where it does no harm.
+    """Hold back the first Ctrl-C or SIGTERM; give a function that lets it out where it does no harm.
+
+    It is a `KeyboardInterrupt` inside of the block in either case; one that SIGTERM has caused leaves it as
+    `Terminated`, with the same message.
 
     Args:
         say: tells the user that it was heard.
@@ -22,21 +31,24 @@ def after_current_client(say: Callable[[str], None]) -> Iterator[Callable[[], No
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
+        again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
         with suppress(RuntimeError):  # in the middle of another line
-            say("stopping after the current client; Ctrl-C again to stop at once")
+            say(f"stopping after the current client; {again} to stop at once")
 
     def check() -> None:
         if asked:
             raise KeyboardInterrupt
 
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if ours:
-        signal.signal(signal.SIGINT, hear)
+    main = threading.current_thread() is threading.main_thread()
+    ours = [number for number, usual in _USUAL.items() if main and signal.getsignal(number) is usual]
+    for number in ours:
+        signal.signal(number, hear)
     try:
         yield check
+    except KeyboardInterrupt as error:
+        if signal.SIGTERM in asked:
+            raise Terminated(*error.args) from None
+        raise
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in ours:
+            signal.signal(number, _USUAL[number])

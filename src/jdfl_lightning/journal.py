@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger
 from jdfl_lightning.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.display import Display
+from jdfl_lightning.errors import last_line
 from jdfl_lightning.resume import as_record, bit_versions, fixed_settings
 from jdfl_lightning.rounds import Journal, RoundReport, ServerState
 from jdfl_lightning.run_folder import (
@@ -55,6 +56,8 @@ class RunJournal(Journal):
         self._rows = ""
         """Digest of the rows written so far."""
         self._discovery: str | None = None
+        self._tracebacks: set[str] = set()
+        """The last lines of those that have been shown."""
 
     def go_on(self, state: ServerState) -> None:
         """Take over what an earlier run has left, and remove what it no longer needs."""
@@ -73,7 +76,7 @@ class RunJournal(Journal):
 
     def unassigned(self, client: int, reason: str) -> None:
         """Say who has no pseudo-domain yet, and why."""
-        self.display.say(f"client {client} has no pseudo-domain yet: {reason}")
+        self.display.say(f"client {client} has no pseudo-domain yet: {self._brief(reason)}")
 
     def noted(self, round: int, client: int, note: str) -> None:
         """Say what there is to know of a client's answer."""
@@ -81,8 +84,21 @@ class RunJournal(Journal):
 
     def refused(self, round: int, client: int, reason: str) -> None:
         """Say who does not enter the round, and why."""
-        self.display.say(f"round {round}: client {client} does not count: {reason}")
+        self.display.say(f"round {round}: client {client} does not count: {self._brief(reason)}")
         self._checkpoints.states.remove(client, round)
+
+    def _brief(self, reason: str) -> str:
+        """Return a reason whole, or its last line if a traceback that ends with it has been shown before."""
+        line = last_line(reason)
+        if line in self._tracebacks:
+            return line
+        if "\n" in reason:
+            self._tracebacks.add(line)
+        return reason
+
+    def broken(self, trace: str) -> None:
+        """Show where: the error that ends the run is one line."""
+        self.display.say(trace)
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Write a checkpoint, if it is the round's turn."""
@@ -115,23 +131,24 @@ class RunJournal(Journal):
 
     def evaluated(self, report: RoundReport) -> None:
         """Write, log and show a round's metrics; keep its weights as the last ones and, if so, as the best."""
-        improved = report.scores.overall > self.best
+        improved = self.experiment.algorithm.keeps_best and report.scores.overall > self.best
         if improved:
             self.best = report.scores.overall
-        best = self.best if math.isfinite(self.best) else float("nan")
+        kept = self.experiment.algorithm.keeps_best and math.isfinite(self.best)
+        best = self.best if kept else float("nan")
         metrics = report.scores.as_metrics() | {"test/acc_best": best} | report.metrics
         number, state, data = report.state.round, report.state, self.experiment.data
         row = {"round": number} | metrics
-        rows = digest_rows([row], self._rows)
+        scores = {name: value for name, value in report.scores.as_metrics().items() if not math.isnan(value)}
         names, score = list(data.class_names), self.experiment.score
-        header = ModelHeader(self.experiment.backbone, data.size, names, score, number, rows)
+        header = ModelHeader(self.experiment.backbone, data.size, names, score, number, scores)
         model = SavedModel(state.weights, state.buffers, header)
         if improved:
             self.save()  # else a run that goes on from an earlier checkpoint would find a best that it never had
             model.save(self.folder, "best")
         model.save(self.folder, "last")
         append_metrics(self.folder, row)
-        self._rows = rows
+        self._rows = digest_rows([row], self._rows)
         if self.logger is not None:
             self.logger.log_metrics({n: value for n, value in metrics.items() if not math.isnan(value)}, step=number)
         self.display.round(number, self.experiment.rounds, metrics)

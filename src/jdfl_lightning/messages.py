@@ -16,6 +16,22 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True)
+class RoundContext:
+    """Which round of which federation it is: what an algorithm's server half knows beside its record."""
+
+    number: int
+    """1 to T."""
+    num_clients: int
+    """N, participants or not."""
+    asked: int
+    """Clients that take part in the round, whether they answer or not."""
+    seed: int = 0
+    """Seed of the whole run; it is public."""
+    attempt: int = 0
+    """Times that the round was void and is repeated."""
+
+
+@dataclass(frozen=True)
 class FitTask:
     """The server's request: train from these weights and report."""
 

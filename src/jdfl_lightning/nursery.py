@@ -118,6 +118,7 @@ def dismiss_spare() -> None:
 def tend(descriptor: int) -> None:
     """Fork a worker for each request, and tell how each one ended, until the other end hangs up."""
     control = socket.socket(fileno=descriptor)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a job queue sends it to all: workers end when the server does
     signal.signal(signal.SIGCHLD, lambda *_: _bury(control))
     serve = import_module(_WORKER).serve
     while True:

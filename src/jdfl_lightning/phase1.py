@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from jdfl_lightning.backends import Runner
+from jdfl_lightning.client import Site
 from jdfl_lightning.clustering import PseudoDomains, cluster
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.discovery import Updates, flaw
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import InputError, last_line
 from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
 from jdfl_lightning.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
+from jdfl_lightning.screening import Form, why_not
 from jdfl_lightning.seeding import numpy_generator
 from jdfl_lightning.tensors import Tensors
 
@@ -35,7 +36,7 @@ def discovery_clients(experiment: Experiment) -> list[int]:
 def collect_updates(
     experiment: Experiment,
     runner: Runner,
-    theta_0: Theta,
+    site: Site,
     step: Step,
     leave_out: LeaveOut,
 ) -> Updates:
@@ -44,30 +45,29 @@ def collect_updates(
     Args:
         experiment: the run's settings.
         runner: an open backend.
-        theta_0: the shared initialisation, with a head of C outputs.
+        site: has the shared initialisation, theta_0.
         step: moves the display.
         leave_out: is told of a client whose update cannot be used; it gets a pseudo-domain later.
     """
-    asked = discovery_clients(experiment)
+    asked, theta_0 = discovery_clients(experiment), site.initial(1)
+    length = experiment.clustering.sketch_dim or site.update_length()
     tasks = [_probe(experiment, client, theta_0) for client in asked]
     vectors: dict[int, Tensor] = {}
     left_out: dict[int, str] = {}
     for done, (client, result) in enumerate(zip(asked, runner.fit(tasks), strict=True), start=1):
-        update = update_of(result)
+        update = update_of(result, length)
         if isinstance(update, str):
             left_out[client] = update
             leave_out(client, update)
         else:
             vectors[client] = update
         step("discovery", done, len(asked))
-    usual = Counter(map(len, vectors.values())).most_common(1)
-    for client in [client for client, update in vectors.items() if len(update) != usual[0][0]]:
-        left_out[client] = f"its update has {len(vectors.pop(client))} entries and not {usual[0][0]} as others have"
-        leave_out(client, left_out[client])
     bytes_up = sum(update.numel() * update.element_size() for update in vectors.values())
     if not vectors:
         client, reason = next(iter(left_out.items()))
-        raise InputError(f"Expected clients with an update to cluster but none has one. Client {client}: {reason}")
+        raise InputError(
+            f"Expected clients with an update to cluster but none has one. Client {client}: {last_line(reason)}"
+        ) from RuntimeError(reason)
     down = sum(task.num_bytes for task in tasks)
     return Updates(list(vectors), torch.stack(list(vectors.values())), left_out, down, bytes_up)
 
@@ -83,16 +83,17 @@ def _probe(experiment: Experiment, client: int, theta_0: Theta, attempt: int = 0
     return FitTask(client, DISCOVERY, experiment.seed_everything, weights, buffers, attempt=attempt)
 
 
-def update_of(result: FitResult | FitFailure) -> Tensor | str:
-    """Return a client's update vector, or why it has none that can be used."""
+def update_of(result: FitResult | FitFailure, length: int) -> Tensor | str:
+    """Return a client's update vector with as many entries, or why it has none that can be used."""
     if isinstance(result, FitFailure):
         return result.reason
-    update = result.upload.get("update", {}).get("u")
-    if update is None or update.dim() != 1 or update.dtype != torch.float32:
-        return "what it sent is no update vector"
-    problem = flaw(update)
-    if problem is None and not 0.99 < float(update.double().norm()) < 1.01:
-        problem = "its update is not of length 1"
+    form = Form({}, {}, {"update": {"u": torch.empty(length, device="meta")}})
+    problem = why_not(result, form)
+    if problem is None:
+        update = result.upload["update"]["u"]
+        problem = flaw(update)
+        if problem is None and not 0.99 < float(update.double().norm()) < 1.01:
+            problem = "its update is not of length 1"
     return problem or update
 
 
@@ -130,10 +131,7 @@ def welcome(
     tasks = [_probe(experiment, client, theta_0, draw if client in asked else 0) for client in newcomers]
     up = 0
     for done, (client, result) in enumerate(zip(newcomers, runner.fit(tasks), strict=True), start=1):
-        update = update_of(result)
-        length = domains.centroids.shape[1]
-        if not isinstance(update, str) and len(update) != length:
-            update = f"its update has {len(update)} entries and not {length} as those of Phase 1"
+        update = update_of(result, domains.centroids.shape[1])
         if isinstance(update, str):
             leave_out(client, update)
             domains = domains.join(client, None)

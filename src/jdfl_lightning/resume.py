@@ -28,6 +28,7 @@ from jdfl_lightning.run_folder import (
     last_round,
     load_discovery,
     load_model,
+    same_scores,
 )
 from jdfl_lightning.tensors import Record
 from jdfl_lightning.trust import CONFIG, saved_settings
@@ -252,7 +253,7 @@ def _check_beside(experiment: Experiment, folder: Path, file: Path, header: Chec
         )
 
 
-def best_so_far(folder: Path, round: int) -> float:
+def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:
     """Forget the rounds after one; return the best accuracy of those that stay, and say so if its weights are lost.
 
     The round's own row is kept only if the last weights, which are saved just before it is written, vouch for it.
@@ -260,14 +261,15 @@ def best_so_far(folder: Path, round: int) -> float:
     Args:
         folder: the run folder.
         round: the last round that counts.
+        keeps_best: whether the run keeps the weights of its best round.
     """
     try:
         last = load_model(folder, "last").header
-        known = last.round == round and last.rows == digest_metrics(folder, round)
+        known = last.round == round and same_scores(folder, last)
     except InputError:
         known = False
     number, best = forget_rounds(folder, round if known else round - 1)
-    if number:
+    if number and keeps_best:
         try:
             found = load_model(folder, "best").header.round
             problem = "" if found >= number else f"is of round {found}"

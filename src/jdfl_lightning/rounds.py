@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -10,14 +11,12 @@ from itertools import chain
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.clustering import PseudoDomains
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import InputError, last_line
 from jdfl_lightning.evaluation import Evaluation, Scores
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.phase1 import Theta, target_table, welcome
-from jdfl_lightning.privacy import private_mean, spent_epsilon
-from jdfl_lightning.screening import screened, without_outliers
-from jdfl_lightning.seeding import numpy_generator
-from jdfl_lightning.tensors import Record, RunningSum, Tensors, norm
+from jdfl_lightning.screening import Form, screened, without_outliers
+from jdfl_lightning.tensors import Record, RunningSum, Tensors
 
 _ATTEMPTS = 3
 """Times that a round is tried before the run ends."""
@@ -61,21 +60,14 @@ class Journal:
     def refused(self, round: int, client: int, reason: str) -> None:
         """A client's answer does not enter a round, or there is none."""
 
+    def broken(self, trace: str) -> None:
+        """An algorithm raised while it aggregated a round, which ends the run."""
+
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """A round is whole, and not yet judged."""
 
     def evaluated(self, report: RoundReport) -> None:
         """A round has been judged, or never will be; rounds come in order."""
-
-
-def sample_clients(num_clients: int, count: int, seed: int, round: int, attempt: int = 0) -> list[int]:
-    """Return the participants of a round, sorted: a function of (seed, round), and of the attempt if it is repeated.
-
-    >>> len(sample_clients(10, 5, seed=0, round=3))
-    5
-    """
-    generator = numpy_generator(seed, "sample", round, *[attempt] * (attempt > 0))
-    return sorted(generator.choice(num_clients, count, replace=False).tolist())
 
 
 class _Tally:
@@ -120,7 +112,6 @@ def run_rounds(
     state: ServerState,
     journal: Journal,
     theta_0: Theta = ({}, {}),
-    noise_key: int = 0,
 ) -> ServerState:
     """Run the rounds that are left after a state; return the last one's.
 
@@ -130,10 +121,9 @@ def run_rounds(
         state: where to go on.
         journal: is told of every round.
         theta_0: where Phase 1 starts, for clients that were not there.
-        noise_key: secret of a private run.
     """
     for number in range(state.round + 1, experiment.rounds + 1):
-        state, metrics = _run_round(experiment, runner, state, number, theta_0, journal, noise_key)
+        state, metrics = _run_round(experiment, runner, state, number, theta_0, journal)
         journal.aggregated(state, metrics)
         judge(experiment, runner, state, metrics, journal)
     runner.finish()
@@ -147,7 +137,6 @@ def _run_round(
     number: int,
     theta_0: Theta,
     journal: Journal,
-    noise_key: int,
 ) -> tuple[ServerState, dict[str, float]]:
     """Run a round; one that too few clients answer is void and repeated, with clients drawn anew."""
     algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
@@ -162,7 +151,8 @@ def _run_round(
         journal.refused(number, client, reason)
 
     for attempt in range(_ATTEMPTS):
-        chosen = sample_clients(num_clients, experiment.clients_per_round, seed, number, attempt)
+        context = RoundContext(number, num_clients, experiment.clients_per_round, seed, attempt)
+        chosen = algorithm.sample(state.record, context)
         tally = _Tally(number, len(chosen), journal)
         if domains is not None:
             if experiment.supervision != "random":  # which does not look at a client's pseudo-domain
@@ -190,25 +180,33 @@ def _run_round(
             for client in chosen
         ]
         refused.clear()
-        results = screened(tally.count(runner.fit(tasks)), state.weights, state.buffers, refuse)
+        form = Form.of(algorithm, tasks[0], len(experiment.data.class_names), experiment.trainer.dtype)
+        answers = tally.count(runner.fit(tasks))
+        results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
         if experiment.max_update_norm is not None:
             results = without_outliers(results, state.weights, experiment.max_update_norm, refuse)
         results = tally.watch(results)
-        if experiment.privacy.clip_norm is not None:  # never void: nobody may decide who else counts
-            weights = private_mean(state.weights, results, len(tasks), experiment.privacy, noise_key, number)
-            record = state.record
-            break
-        first = next(results, None)
-        if first is None:
-            continue
-        weights, record = algorithm.aggregate(state.weights, state.record, chain([first], results), num_clients)
-        if tally.clients >= experiment.min_clients:
+        try:
+            first = next(results, None)
+            if first is None and not algorithm.may_be_empty:
+                _stop_if_all_fail_alike(number, refused)
+                continue
+            answered = results if first is None else chain([first], results)
+            weights, record = algorithm.aggregate(state.weights, state.record, answered, context)
+        except InputError:
+            raise
+        except Exception as error:  # all answers are of the declared form: it is the algorithm's own
+            journal.broken("".join(traceback.format_exception(error)).strip())
+            raise InputError(
+                f"{type(algorithm).__name__} could not aggregate round {number}: {type(error).__name__}: {error}"
+            ) from error
+        if algorithm.may_be_empty or tally.clients >= experiment.min_clients:
             break
     else:
         client, reason = next(iter(refused.items()))
         raise InputError(
             f"Expected at least {experiment.min_clients} of {len(tasks)} clients to answer in round {number} but "
-            f"{_ATTEMPTS} attempts were void. Client {client}: {(reason.splitlines() or ['?'])[-1]}"
+            f"{_ATTEMPTS} attempts were void. Client {client}: {last_line(reason)}"
         ) from RuntimeError(reason)
     runner.finish()  # at most one round waits for its scores
     clients = dict(state.clients)
@@ -219,8 +217,7 @@ def _run_round(
     metrics = {
         "train/loss": float("nan"),
         **{name: total / tally.examples for name, total in tally.metrics.items()},
-        **{f"norm/server/{group}": norm(tensors) for group, tensors in record.items()},
-        **_spent(experiment, number),
+        **algorithm.metrics(record, context),
         "clients": tally.clients,
         "refused": len(refused),
         **({} if domains is None else {"joined": float(len(domains.newcomers))}),
@@ -232,12 +229,14 @@ def _run_round(
     return ServerState(number, weights, buffers, record, clients, domains), metrics
 
 
-def _spent(experiment: Experiment, rounds: int) -> dict[str, float]:
-    """Return the privacy budget that is spent after some rounds, if there is one."""
-    if experiment.privacy.clip_norm is None:
-        return {}
-    clients, per_round = experiment.data.num_clients, experiment.clients_per_round
-    return {"privacy/epsilon": spent_epsilon(experiment.privacy, clients, per_round, rounds)}
+def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:
+    """End a run whose clients, several and all that were asked, raise the same error: other clients would as well."""
+    reasons = {last_line(reason) for reason in refused.values() if "Traceback (most recent call last)" in reason}
+    alike = len(reasons) == 1 and all(last_line(reason) in reasons for reason in refused.values())
+    if alike and len(refused) > 1:
+        raise InputError(
+            f"Expected clients to train in round {number} but all {len(refused)} failed alike: {reasons.pop()}"
+        ) from RuntimeError(next(iter(refused.values())))
 
 
 def judge(

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -146,6 +146,14 @@ def digest_rows(rows: Iterable[Mapping[str, Any]], before: str = "") -> str:
 def digest_metrics(folder: Path, until: int) -> str:
     """Return the digest of the rows of ``metrics.csv`` up to a round."""
     return digest_rows(row for row in _read_rows(folder) if _number(folder, row, "round") <= until)
+
+
+def same_scores(folder: Path, header: ModelHeader) -> bool:
+    """Return whether the row of a saved model's round has the accuracies that are saved with the model."""
+    row = next((row for row in _read_rows(folder) if _number(folder, row, "round") == header.round), None)
+    if row is None or math.isnan(_number(folder, row, "test/acc")) == ("test/acc" in header.scores):
+        return False
+    return all(_number(folder, row, name) == value for name, value in header.scores.items())
 
 
 def digest_discovery(folder: Path) -> str | None:
@@ -342,8 +350,8 @@ class ModelHeader:
     """How it was evaluated."""
     round: Count = 0
     """After which round."""
-    rows: Text = ""
-    """Digest of the rows of ``metrics.csv`` up to this round's."""
+    scores: dict[Text, float] = field(default_factory=dict)
+    """Its accuracies, by their names in ``metrics.csv``; empty if it was not evaluated."""
 
 
 @dataclass(frozen=True)
@@ -360,9 +368,20 @@ class SavedModel:
         save_record(folder / f"{which}.safetensors", record, asdict(self.header))
 
 
+def kept_weights(folder: Path) -> Which:
+    """Return which of a run's weights to use: the best, or the last if it keeps no best."""
+    files = {which: folder / f"{which}.safetensors" for which in ("best", "last")}
+    return "last" if files["last"].exists() and not files["best"].exists() else "best"
+
+
 def load_model(folder: Path, which: Which) -> SavedModel:
     """Read a run's best or last model."""
     file = folder / f"{which}.safetensors"
+    if which == "best" and kept_weights(folder) == "last":
+        raise InputError(
+            f"Expected the best weights of a run but {folder} has only its last, as a private run does: "
+            "use --weights last."
+        )
     record, about = load_record(file)
     try:
         return SavedModel(record["weights"], record.get("buffers", {}), checked(ModelHeader, about))
@@ -393,7 +412,12 @@ class Run:
 
     @property
     def best(self) -> dict[str, float]:
-        """The row of the best round: the first with the highest accuracy of those that were evaluated."""
+        """The row of the best round: the first with the highest accuracy of those that were evaluated.
+
+        The last one's in a run that keeps no best weights.
+        """
+        if not self.keeps_best:
+            return self.last
         return max(self.rows, key=lambda row: -1.0 if math.isnan(row["test/acc"]) else row["test/acc"])
 
     @property
@@ -402,9 +426,14 @@ class Run:
         return self.rows[-1]
 
     @property
+    def keeps_best(self) -> bool:
+        """Whether the weights of the best round are saved: not in a private run, which has no best accuracy."""
+        return not all(math.isnan(row.get("test/acc_best", 0.0)) for row in self.rows)
+
+    @property
     def ends(self) -> dict[Which, dict[str, float]]:
         """The rows whose weights are saved."""
-        return {"best": self.best, "last": self.last}
+        return {"best": self.best, "last": self.last} if self.keeps_best else {"last": self.last}
 
 
 def read_run(folder: Path) -> Run:

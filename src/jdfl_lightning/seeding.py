@@ -32,6 +32,16 @@ def numpy_generator(seed: int, *keys: str | int) -> np.random.Generator:
     return np.random.default_rng(derive_seed(seed, *keys))
 
 
+def sample_clients(num_clients: int, count: int, seed: int, round: int, attempt: int = 0) -> list[int]:
+    """Return the participants of a round, sorted: a function of (seed, round), and of the attempt if it is repeated.
+
+    >>> len(sample_clients(10, 5, seed=0, round=3))
+    5
+    """
+    generator = numpy_generator(seed, "sample", round, *[attempt] * (attempt > 0))
+    return sorted(generator.choice(num_clients, count, replace=False).tolist())
+
+
 @contextmanager
 def isolated_randomness(seed: int, *keys: str | int) -> Iterator[None]:
     """Seed torch's global generators for the block (initialisation, dropout) and give them back untouched."""

@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
-from jdfl_lightning.config import Experiment, as_dict
+from jdfl_lightning.config import Experiment, Supervision, as_dict
 from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError, StorageError, require
+from jdfl_lightning.errors import InputError, StorageError, require, require_choice
 from jdfl_lightning.experiment import discover, fit
 from jdfl_lightning.files import is_aside
 from jdfl_lightning.loggers import in_group
@@ -28,7 +29,6 @@ from jdfl_lightning.trust import CONFIG
 
 DISCOVERIES = "discovery"
 """Folder, in that of the suite, of the discoveries that runs of a seed share."""
-SUPERVISIONS = ("base", "hard", "graded", "random")
 
 Parse = Callable[[Sequence[str]], Experiment]
 """Turns command-line arguments into settings."""
@@ -51,8 +51,7 @@ class Matrix:
             distinct = values is None or 0 < len(values) == len(set(values))
             require(distinct, f"--{name}", "different values", list(values or ()))
         for supervision in self.supervisions:
-            known = supervision in SUPERVISIONS
-            require(known, "--supervisions", f"some of {', '.join(SUPERVISIONS)}", supervision)
+            require_choice("--supervisions", supervision, get_args(Supervision))
         require(min(self.seeds) >= 0, "--seeds", "0 or more", list(self.seeds))
         require(min(self.num_domains or [1]) >= 1, "--num_domains", "1 or more", list(self.num_domains or ()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from jdfl_lightning.errors import InputError, require
+from jdfl_lightning.errors import InputError, require, require_types
 
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning")
 
@@ -36,6 +37,14 @@ class TrainerOptions:
     deterministic: bool = False
     """Ask torch for deterministic kernels on a GPU; on the CPU runs are reproducible either way."""
 
+    def __post_init__(self) -> None:
+        require_types(self, "--trainer.")
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Type that a fit leaves floating-point weights in; none if it is the one that they had before."""
+        return {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}.get(self.precision)
+
 
 @contextmanager
 def interruptible() -> Iterator[None]:
@@ -48,6 +57,20 @@ def interruptible() -> Iterator[None]:
             raise
         signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt from None
+
+
+class _OwnSignals(pl.Callback):
+    """Keeps SIGTERM as it was before: Lightning would end a fit in its middle."""
+
+    def __init__(self) -> None:
+        self._handler = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take back what Lightning has changed, which it does after ``on_fit_start``."""
+        if self._handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._handler)
+
+    on_test_start = on_train_start
 
 
 @contextmanager
@@ -72,7 +95,7 @@ def check_trainer(options: TrainerOptions) -> None:
     try:
         with quiet():
             trainer = silent_trainer(options)
-    except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
+    except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         raise InputError(f"Expected --trainer to have options that work on this machine but: {error}") from error
     require(trainer.num_devices == 1, "--trainer.devices", "one device, as a client trains on one,", options.devices)
 
@@ -82,7 +105,7 @@ def silent_trainer(options: TrainerOptions, max_epochs: int = 1, callbacks: Sequ
     trainer = copy.deepcopy(_unused_trainer(options))
     torch.use_deterministic_algorithms(options.deterministic)  # a global setting, made by each new Trainer
     trainer.fit_loop.max_epochs = max_epochs
-    trainer.callbacks.extend(callbacks)  # type: ignore[attr-defined]
+    trainer.callbacks.extend([_OwnSignals(), *callbacks])  # type: ignore[attr-defined]
     return trainer
 
 

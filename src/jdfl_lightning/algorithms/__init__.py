@@ -7,6 +7,7 @@ from jdfl_lightning.algorithms.feddyn import FedDyn
 from jdfl_lightning.algorithms.fedproc import FedProc
 from jdfl_lightning.algorithms.fedprox import FedProx
 from jdfl_lightning.algorithms.moon import MOON
+from jdfl_lightning.algorithms.private import PrivateFedAvg
 from jdfl_lightning.algorithms.robust import RobustFedAvg
 from jdfl_lightning.algorithms.scaffold import SCAFFOLD
 
@@ -20,5 +21,6 @@ __all__ = [
     "FedProc",
     "FedProx",
     "LocalUpdate",
+    "PrivateFedAvg",
     "RobustFedAvg",
 ]

@@ -9,15 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from jdfl_lightning.messages import FitResult, FitTask
-from jdfl_lightning.tensors import Record, Tensors
+from jdfl_lightning.errors import require, require_types
+from jdfl_lightning.messages import FitResult, FitTask, RoundContext
+from jdfl_lightning.seeding import sample_clients
+from jdfl_lightning.tensors import Record, Tensors, norm
+
+if TYPE_CHECKING:
+    from jdfl_lightning.config import Experiment
 
 
 class LocalUpdate(pl.Callback):
@@ -99,6 +104,36 @@ class Algorithm(ABC):
     """Whether local momentum is sound with this algorithm's corrections."""
     has_schedule: ClassVar[bool] = False
     """Whether a round depends on how many there will be, so that a run cannot be made longer afterwards."""
+    allows_discovery: ClassVar[bool] = True
+    """Whether Phase 1 may look at every client's update."""
+    allows_buffers: ClassVar[bool] = True
+    """Whether clients may send more of their network than trained weights: running statistics, frozen parameters."""
+    may_be_empty: ClassVar[bool] = False
+    """Whether a round that nobody answers is aggregated, instead of void and repeated."""
+    keeps_best: ClassVar[bool] = True
+    """Whether a run keeps the weights of its best round beside those of its last."""
+
+    def __post_init__(self) -> None:
+        require_types(self, "--algorithm.")
+
+    def check_settings(self, experiment: Experiment) -> None:
+        """Raise an `InputError` if a run's settings are not sound with this algorithm; called when they are made."""
+        name, momentum, supervision = type(self).__name__, experiment.momentum, experiment.supervision
+        sound = self.allows_momentum or momentum == 0
+        require(sound, "--momentum", f"0 with {name}, whose correction it would amplify,", momentum)
+        sound = self.allows_discovery or supervision == "base"
+        why = "as discovery looks at every client's update"
+        require(sound, "--supervision", f"base with {name}, {why},", supervision)
+
+    def check_run(self, experiment: Experiment, buffers: Tensors) -> None:
+        """Raise an `InputError` if a run cannot begin; called when its network is known, before it has a folder.
+
+        Args:
+            experiment: the run's settings.
+            buffers: what the network has beside trained weights.
+        """
+        without = f"without running statistics, other buffers and frozen parameters with {type(self).__name__}"
+        require(self.allows_buffers or not buffers, "--backbone", without, experiment.backbone)
 
     def init_server(self, weights: Tensors) -> Record:
         """Return the server's record before the first round."""
@@ -116,9 +151,30 @@ class Algorithm(ABC):
         """Return the client half for one fit."""
         return LocalUpdate(task, state)
 
+    def sample(self, server: Record, context: RoundContext) -> list[int]:
+        """Return the ids of the clients that take part in a round, sorted."""
+        return sample_clients(context.num_clients, context.asked, context.seed, context.number, context.attempt)
+
+    def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
+        """Declare what a client uploads beside its weights: the names, shapes and types; values do not matter.
+
+        An answer with any other upload is refused. All arguments are tensors without values (device ``meta``), and so
+        may be what is returned.
+
+        Args:
+            weights: as the difference of the weights after a fit and before it: their shapes, and its type.
+            server: what the clients were sent (`broadcast`).
+            num_classes: C; the head has M x C outputs.
+        """
+        return {}
+
+    def reason_unusable(self, upload: Record) -> str | None:
+        """Return what is impossible about an upload of the declared form and finite values; nothing if all is well."""
+        return None
+
     @abstractmethod
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         """Return the new weights and server record.
 
@@ -126,8 +182,12 @@ class Algorithm(ABC):
             weights: theta, as it was sent out.
             server: the server's record.
             results: the participants' answers in the order of their ids, each to be used as it comes and let go.
-            num_clients: N, participants or not.
+            context: the round's number, the number of all clients, and so on.
         """
+
+    def metrics(self, server: Record, context: RoundContext) -> dict[str, float]:
+        """Return numbers to log after a round, by name: the norms of the server's record."""
+        return {f"norm/server/{group}": norm(tensors) for group, tensors in server.items()}
 
     def other_models(self, weights: Tensors, server: Record) -> dict[str, Tensors]:
         """Return further models that are worth evaluating after a round, by name."""

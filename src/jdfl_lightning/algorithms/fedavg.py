@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jdfl_lightning.algorithms.base import Algorithm
-from jdfl_lightning.messages import FitResult
+from jdfl_lightning.messages import FitResult, RoundContext
 from jdfl_lightning.tensors import Record, RunningSum, Tensors
 
 
@@ -15,7 +15,7 @@ class FedAvg(Algorithm):
     """theta <- sum_S n_i theta_i / sum_S n_i."""
 
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         """Average the participants' weights."""
         models = RunningSum()

@@ -10,7 +10,7 @@ import torch
 
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, pull, sub, zeros_like
 
 
@@ -24,6 +24,7 @@ class FedDC(Algorithm):
     allows_momentum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.alpha > 0, "--algorithm.alpha", "positive", self.alpha)
 
     def init_server(self, weights: Tensors) -> Record:
@@ -42,8 +43,12 @@ class FedDC(Algorithm):
         """Return the client half for one fit."""
         return DriftUpdate(task, state, self.alpha)
 
+    def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
+        """By how much a client's variate moved."""
+        return {"c_moved": sub(weights, server["c"])}
+
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         """Add the mean drift to the participants' plain mean; move c over all N."""
         models, drift, moved = RunningSum(), RunningSum(), RunningSum()
@@ -51,8 +56,8 @@ class FedDC(Algorithm):
             models.add(result.weights)
             drift.add(sub(result.weights, weights))
             moved.add(result.upload["c_moved"], result.weight)
-        mean_drift = add(server["h"], drift.result(1 / num_clients))
-        variate = add(server["c"], moved.result(1 / num_clients))
+        mean_drift = add(server["h"], drift.result(1 / context.num_clients))
+        variate = add(server["c"], moved.result(1 / context.num_clients))
         return add(models.mean(), mean_drift), {"h": mean_drift, "c": variate}
 
     def other_models(self, weights: Tensors, server: Record) -> dict[str, Tensors]:

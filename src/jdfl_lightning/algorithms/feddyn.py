@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, place, pull, sub, zeros_like
 
 
@@ -19,6 +19,7 @@ class FedDyn(Algorithm):
     """Strength of the regularizer, above 0; a client's is alpha / w_i."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.alpha > 0, "--algorithm.alpha", "positive", self.alpha)
 
     def init_server(self, weights: Tensors) -> Record:
@@ -38,14 +39,14 @@ class FedDyn(Algorithm):
         return DualUpdate(task, state, self.alpha)
 
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         """Add the mean dual to the participants' plain mean."""
         models, drift = RunningSum(), RunningSum()
         for result in results:
             models.add(result.weights)
             drift.add(sub(result.weights, weights))
-        dual = add(server["v"], drift.result(1 / num_clients))
+        dual = add(server["v"], drift.result(1 / context.num_clients))
         return add(models.mean(), dual), {"v": dual}
 
     def other_models(self, weights: Tensors, server: Record) -> dict[str, Tensors]:

@@ -13,9 +13,12 @@ from torch.nn.functional import cross_entropy, normalize
 
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.models import eval_mode
 from jdfl_lightning.tensors import Record, RunningSum, Tensors
+
+_ROUNDING = 1e-5
+"""By how much the length of a feature, normalised in single precision, may miss 1."""
 
 
 def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, labels: Tensor) -> Tensor:
@@ -46,18 +49,33 @@ class FedProc(FedAvg):
         """Return the client half for one fit."""
         return PrototypeUpdate(task, state)
 
+    def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
+        """Sums of normalised features and numbers of samples, for each class."""
+        sums = weights["head.weight"].new_empty(num_classes, weights["head.weight"].shape[1], dtype=torch.float64)
+        return {"features": {"sums": sums, "counts": sums[:, 0]}}
+
+    def reason_unusable(self, upload: Record) -> str | None:
+        """Features have length 1: the sum of a class is no longer than there are samples of it."""
+        sums, counts = upload["features"]["sums"], upload["features"]["counts"]
+        possible = (counts >= 0) & (sums.norm(dim=1) <= counts * (1 + _ROUNDING))
+        return None if possible.all() else "its sums of features are not those of as many samples as it counts"
+
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
-        """Average the models; a class's prototype is the mean feature over all participants' samples of it."""
+        """Average the models; a class's prototype is the mean feature over all participants' samples of it.
+
+        A client that counts more samples than the server knows it to have counts for no more than these.
+        """
         features = RunningSum()
 
         def watch() -> Iterable[FitResult]:
             for result in results:
-                features.add(result.upload["features"])
+                counted = float(result.upload["features"]["counts"].sum())
+                features.add(result.upload["features"], min(1.0, result.num_examples / max(counted, 1.0)))
                 yield result
 
-        weights, _ = super().aggregate(weights, {}, watch(), num_clients)
+        weights, _ = super().aggregate(weights, {}, watch(), context)
         totals = features.result()
         present = totals["counts"] > 0
         means = totals["sums"] / totals["counts"].clamp_min(1).unsqueeze(1)

@@ -19,6 +19,7 @@ class FedProx(FedAvg):
     """Strength of the proximal term, 0 or more."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.mu >= 0, "--algorithm.mu", "0 or more", self.mu)
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:

@@ -41,6 +41,7 @@ class MOON(FedAvg):
     """Temperature of the contrastive term, above 0."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.mu >= 0, "--algorithm.mu", "0 or more", self.mu)
         require(self.temperature > 0, "--algorithm.temperature", "positive", self.temperature)
 

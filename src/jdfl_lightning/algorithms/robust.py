@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitResult
+from jdfl_lightning.messages import FitResult, RoundContext
 from jdfl_lightning.tensors import Record, Tensors
 
 
@@ -28,10 +28,11 @@ class RobustFedAvg(FedAvg):
     """Share of the participants that trimmed_mean leaves out at either end, in [0, 0.5); of 3 or more at least one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.trim < 0.5, "--algorithm.trim", "at least 0 and below 0.5", self.trim)
 
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         """Take the middle of every coordinate."""
         models = [result.weights for result in results]
@@ -41,5 +42,5 @@ class RobustFedAvg(FedAvg):
         ordered, count = values.sort(dim=0).values, len(values)
         middle = (count - 1) // 2
         least = min(1, middle) if self.trim else 0
-        cut = middle if self.rule == "median" else max(least, int(self.trim * count + 1e-9))
+        cut = middle if self.rule == "median" else min(middle, max(least, int(self.trim * count + 1e-9)))
         return ordered[cut : count - cut].double().mean(dim=0).to(values.dtype)

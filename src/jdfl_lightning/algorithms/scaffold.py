@@ -11,7 +11,7 @@ import torch
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
 
 
@@ -25,6 +25,7 @@ class SCAFFOLD(FedAvg):
     allows_momentum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.global_lr > 0, "--algorithm.global_lr", "positive", self.global_lr)
 
     def init_server(self, weights: Tensors) -> Record:
@@ -39,8 +40,12 @@ class SCAFFOLD(FedAvg):
         """Return the client half for one fit."""
         return VariateUpdate(task, state)
 
+    def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
+        """By how much a client's variate moved."""
+        return {"c_moved": sub(weights, server["c"])}
+
     def aggregate(
-        self, weights: Tensors, server: Record, results: Iterable[FitResult], num_clients: int
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
         """Step towards the participants' mean; move c by what the participants' variates moved, over all N."""
         models, moved = RunningSum(), RunningSum()
@@ -50,7 +55,7 @@ class SCAFFOLD(FedAvg):
         mean = models.mean()
         if self.global_lr != 1:
             mean = add(weights, sub(mean, weights), alpha=self.global_lr)
-        return mean, {"c": add(server["c"], moved.result(1 / num_clients))}
+        return mean, {"c": add(server["c"], moved.result(1 / context.num_clients))}
 
 
 class VariateUpdate(LocalUpdate):

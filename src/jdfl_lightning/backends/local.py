@@ -30,10 +30,16 @@ class LocalBackend(Backend):
 
 
 class LocalRunner(Runner):
-    """One module for everything."""
+    """One module for everything.
 
-    def __init__(self, site: Site, states: ClientStates) -> None:
-        self._site, self._states = site, states
+    Args:
+        site: the data and the module.
+        states: where clients keep what they remember.
+        describe: makes the reason of a failure out of what a fit raised.
+    """
+
+    def __init__(self, site: Site, states: ClientStates, describe: Callable[[Exception], str] = describe) -> None:
+        self._site, self._states, self._describe = site, states, describe
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
         """Fit one client after the other."""
@@ -47,7 +53,7 @@ class LocalRunner(Runner):
             except StorageError:  # not the client's fault: a full disk is everybody's
                 raise
             except Exception as error:  # whatever a user's algorithm, network or data raises
-                reason = describe(error)
+                reason = self._describe(error)
         return FitFailure(task.client, reason)
 
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:

@@ -20,7 +20,7 @@ from jdfl_lightning.backends.local import LocalBackend
 from jdfl_lightning.backends.worker import Parcel, Place, encode, without_images
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.data.cache import ImageFile, image_file
-from jdfl_lightning.errors import InputError, Note, require
+from jdfl_lightning.errors import InputError, Note, require, require_types
 from jdfl_lightning.nursery import Nursery, dismiss_spare, nursery
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class PoolBackend(Backend):
     """Threads of a worker; null to divide torch's (OMP_NUM_THREADS, or the cores) among the workers."""
 
     def __post_init__(self) -> None:
+        require_types(self, "--backend.")
         require(self.workers == "auto" or self.workers > 0, "--backend.workers", "auto or positive", self.workers)
         require(self.threads is None or self.threads > 0, "--backend.threads", "positive", self.threads)
 

@@ -23,7 +23,7 @@ from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, without_images
 from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.errors import InputError, Note, require
+from jdfl_lightning.errors import InputError, Note, require, require_types
 from jdfl_lightning.evaluation import evaluate
 from jdfl_lightning.memory import reuse_memory
 from jdfl_lightning.messages import DISCOVERY, FitTask
@@ -65,6 +65,7 @@ class RayBackend(Backend):
     """GPUs of a client; a half lets two share one."""
 
     def __post_init__(self) -> None:
+        require_types(self, "--backend.")
         require(self.actors == "auto" or self.actors > 0, "--backend.actors", "auto or positive", self.actors)
         require(self.cpus > 0, "--backend.cpus", "positive", self.cpus)
         require(self.gpus >= 0, "--backend.gpus", "0 or more", self.gpus)

@@ -7,6 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.data.partition import Partition, partition
-from jdfl_lightning.errors import require
+from jdfl_lightning.errors import InputError, require, require_type
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total) while something long goes on."""
@@ -63,6 +64,9 @@ class DomainDataModule(pl.LightningDataModule, ABC):
 
     def __init__(self, size: int, num_clients: int, test_fraction: float) -> None:
         super().__init__()
+        require_type("--data.size", size, int)
+        require_type("--data.num_clients", num_clients, int)
+        require_type("--data.test_fraction", test_fraction, float)
         require(size > 0, "--data.size", "positive", size)
         require(num_clients > 0, "--data.num_clients", "positive", num_clients)
         require(0 < test_fraction < 1, "--data.test_fraction", "between 0 and 1", test_fraction)
@@ -83,19 +87,36 @@ class DomainDataModule(pl.LightningDataModule, ABC):
 
     def setup(self, stage: str | None = None) -> None:
         """Load the images, once, and deal them out with seed 0 unless `deal` has been called."""
-        if not hasattr(self, "images"):
-            self.images, self.labels, self.domains = self.load()
+        self.load_once()
         if not hasattr(self, "partition"):
             self.deal(0)
 
+    def load_once(self) -> None:
+        """Load the images unless that has been done, and check that they are what `load` promises."""
+        if hasattr(self, "images"):
+            return
+        loaded: Any = self.load()
+        _check_loaded(self, loaded)
+        images, labels, domains = loaded
+        self.images, self.labels, self.domains = images, labels.long(), domains.long()
+
     def deal(self, seed: int) -> Partition:
         """Hold out the test images and deal the rest to the clients, as a function of the seed."""
-        if not hasattr(self, "images"):
-            self.images, self.labels, self.domains = self.load()
+        self.load_once()
         self.partition = partition(
             self.labels, self.domains, self.domain_names, self.num_clients, self.test_fraction, seed
         )
         return self.partition
+
+    def untested(self) -> dict[str, list[str]]:
+        """Return, by domain, the classes that its clients train on and that none of its test images is of."""
+        missing: dict[str, list[str]] = {}
+        for domain, (name, held) in enumerate(zip(self.domain_names, self.partition.test, strict=True)):
+            own = [c for c, d in zip(self.partition.clients, self.partition.client_domains, strict=True) if d == domain]
+            trained = set(self.labels[torch.cat(own)].tolist()) if own else set()
+            if lacking := sorted(trained - set(self.labels[held].tolist())):
+                missing[name] = [self.class_names[label] for label in lacking]
+        return missing
 
     @property
     def client_sizes(self) -> list[int]:
@@ -136,3 +157,27 @@ class DomainDataModule(pl.LightningDataModule, ABC):
 
     val_dataloader = test_dataloader
     """The test images again: there is no third split."""
+
+
+def _check_loaded(data: DomainDataModule, loaded: Any) -> None:
+    """Raise an `InputError` that names the class and what is wrong with what its `load` returned."""
+
+    def expect(holds: bool, what: str, got: object) -> None:
+        if not holds:
+            raise InputError(f"Expected {type(data).__name__}.load() to return {what} but got {got}.")
+
+    parts = [type(part).__name__ for part in loaded] if isinstance(loaded, tuple) else type(loaded).__name__
+    tensors = isinstance(loaded, tuple) and len(loaded) == 3 and all(isinstance(part, Tensor) for part in loaded)
+    expect(tensors, "three tensors (images, labels, domains)", parts)
+    images, labels, domains = loaded
+    count, square = len(images) if images.ndim else 0, (data.size, data.size, 3)
+    expect(images.dtype == torch.uint8, "images of type uint8, from 0 to 255,", images.dtype)
+    right = images.ndim == 4 and tuple(images.shape[1:]) == square
+    expect(right, f"images of shape (N, {', '.join(map(str, square))})", tuple(images.shape))
+    for what, values, source in (("labels", labels, "class_names"), ("domains", domains, "domain_names")):
+        whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+        expect(whole, f"{what} that are integers", values.dtype)
+        expect(tuple(values.shape) == (count,), f"{what} of shape ({count},), one for each image,", tuple(values.shape))
+        known = len(getattr(data, source))
+        for value in (int(values.min()), int(values.max())) if count else ():
+            expect(0 <= value < known, f"{what} from 0 to {known - 1}, the places in {source},", value)

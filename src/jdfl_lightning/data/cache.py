@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -22,7 +23,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from jdfl_lightning.data.base import Progress
 from jdfl_lightning.errors import InputError, Note
 
-_FORMAT = "2"  # part of every key: raise it when the decoding changes
+_FORMAT = "3"  # part of every key: raise it when the decoding changes
+MAX_PIXELS = 50_000_000
+"""Pixels that an image may have; decoding takes some 11 bytes for each, in every thread."""
 
 
 def cache_folder() -> Path:
@@ -31,17 +34,44 @@ def cache_folder() -> Path:
 
 
 def decode(path: Path, size: int) -> np.ndarray:
-    """Read an image as RGB of size x size; an unreadable one is named in the error."""
+    """Read an image as RGB of size x size; an unreadable one is named in the error.
+
+    What comes out depends on the pixels alone, not on the format of the file: a JPEG is decoded whole, as its decoder's
+    own way to make it smaller gives sharper images than the resize of any other format.
+    """
     try:
-        with Image.open(path) as image:
-            image.draft("RGB", (size, size))  # lets the JPEG decoder skip detail that the resize would drop
-            upright = ImageOps.exif_transpose(image)
-            pixels = np.asarray(_as_rgb(upright).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0))
+        _stat(path)
+        with Image.open(path) as image:  # reads the header
+            _check_pixels(path, image.width * image.height)
+            ImageOps.exif_transpose(image, in_place=True)
+            pixels = np.asarray(_as_rgb(image).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0))
     except FileNotFoundError as error:
         raise InputError(f"Expected an image but there is no file {path}.") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except InputError:
+        raise
+    except (OSError, SyntaxError, ValueError, *_BOMB) as error:
         raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
     return pixels
+
+
+_BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+"""Pillow's own limit, which is higher than ours but can be lowered."""
+
+
+def _stat(path: Path) -> os.stat_result:
+    """Return what the system knows of a file; one that is not regular, whose reading may never end, is an error."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"Expected an image but {path} is not a regular file. Replace or remove it.")
+    return found
+
+
+def _check_pixels(path: Path, count: int) -> None:
+    if count > MAX_PIXELS:
+        raise InputError(
+            f"Expected images of at most {MAX_PIXELS / 1e6:.0f} megapixels but {path} has {count / 1e6:.0f}: make it "
+            "smaller, or remove it."
+        )
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
@@ -59,10 +89,10 @@ def _key(paths: Sequence[Path], size: int) -> str:
     digest = hashlib.blake2b(f"{_FORMAT} {size}".encode(), digest_size=16)
     for path in paths:
         try:
-            stat = path.stat()
+            found = _stat(path)
         except OSError as error:
             raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
-        digest.update(os.fsencode(path) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(path) + f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
+import lzma
 import shutil
+import stat
+import struct
 import tempfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from jdfl_lightning.data.base import Progress
 from jdfl_lightning.errors import InputError
@@ -17,7 +23,34 @@ from jdfl_lightning.errors import InputError
 Check = Callable[[Path], None]
 """Raises an `InputError` if the unpacked folder is not the data set."""
 
+MAX_BYTES = 4_000_000_000
+"""Bytes that an archive may have, and what is in it; the data sets here are below a tenth of that."""
+MAX_ENTRIES = 100_000
+"""Files and folders that an archive may hold."""
 _CHUNK = 1 << 20
+_FAILURES = (
+    OSError,
+    http.client.HTTPException,
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    RuntimeError,  # an encrypted archive; a compression that zipfile does not know
+    ValueError,  # an InputError, or a header that is no number
+)
+"""What makes a mirror one that does not work."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Where an archive can be had."""
+
+    url: str
+    """Address of a zip file."""
+    sha256: str | None = None
+    """Digest of the file in hexadecimal digits; none where it is not known, or the file may change."""
 
 
 def google_drive(file_id: str) -> str:
@@ -25,26 +58,52 @@ def google_drive(file_id: str) -> str:
     return f"https://drive.usercontent.google.com/download?id={file_id}&export=download&confirm=t"
 
 
-def _fetch(url: str, file: Path, progress: Progress) -> None:
-    request = urllib.request.Request(url, headers={"User-Agent": "jdfl-lightning"})
+def _fetch(mirror: Mirror, file: Path, progress: Progress) -> None:
+    request = urllib.request.Request(mirror.url, headers={"User-Agent": "jdfl-lightning"})
+    digest = hashlib.sha256()
     with urllib.request.urlopen(request, timeout=30) as answer, file.open("wb") as out:
         total, done = int(answer.headers.get("Content-Length") or 0), 0
         while chunk := answer.read(_CHUNK):
             done += len(chunk)
+            if max(done, total) > MAX_BYTES:
+                raise InputError(f"it is larger than {MAX_BYTES:,} bytes")
+            digest.update(chunk)
             out.write(chunk)
             progress("downloading (bytes)", done, max(total, done + 1))  # without a length, the end is not known
         if done < total:
             raise OSError(f"the connection closed after {done} of {total} bytes")
         progress("downloading (bytes)", done, done)
+    if mirror.sha256 is not None and digest.hexdigest() != mirror.sha256.lower():
+        raise InputError(f"its SHA-256 is {digest.hexdigest()} and not {mirror.sha256}")
 
 
-def download(mirrors: Sequence[str], target: Path, check: Check, progress: Progress) -> None:
+def _unpack(file: Path, folder: Path) -> None:
+    """Unpack a zip file; one that is too large, or does not stay in the folder, is refused before anything is written.
+
+    zipfile reads no more of an entry than the size it states, so that the sum of these is what the disk has to hold.
+    """
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        if len(entries) > MAX_ENTRIES:
+            raise InputError(f"it holds {len(entries):,} entries, more than {MAX_ENTRIES:,}")
+        if (size := sum(entry.file_size for entry in entries)) > MAX_BYTES:
+            raise InputError(f"it unpacks to {size:,} bytes, more than {MAX_BYTES:,}")
+        for entry in entries:
+            path = PurePosixPath(entry.filename.replace("\\", "/"))
+            if path.is_absolute() or ".." in path.parts:
+                raise InputError(f"its entry {entry.filename!r} is outside of the archive's own folder")
+            if stat.S_ISLNK(entry.external_attr >> 16):
+                raise InputError(f"its entry {entry.filename!r} is a link")
+        archive.extractall(folder)
+
+
+def download(mirrors: Sequence[Mirror], target: Path, check: Check, progress: Progress) -> None:
     """Download a zip file from the first mirror that works and unpack it as ``target``.
 
     Everything happens in a folder aside; ``target`` appears only when its content has been checked.
 
     Args:
-        mirrors: addresses of zip files, best first.
+        mirrors: where zip files can be had, best first.
         target: the folder to make; it must not exist, or be empty.
         check: looks at the unpacked folder.
         progress: called as bytes arrive.
@@ -58,15 +117,14 @@ def download(mirrors: Sequence[str], target: Path, check: Check, progress: Progr
     except OSError as error:
         raise InputError(f"Expected --data.root to be writable but got {target}: {error}.") from error
     try:
-        for number, url in enumerate(mirrors):
+        for number, mirror in enumerate(mirrors):
             unpacked = aside / str(number)
             try:
-                _fetch(url, aside / "archive.zip", progress)
-                with zipfile.ZipFile(aside / "archive.zip") as archive:
-                    archive.extractall(unpacked)
+                _fetch(mirror, aside / "archive.zip", progress)
+                _unpack(aside / "archive.zip", unpacked)
                 check(unpacked)
-            except (OSError, http.client.HTTPException, zipfile.BadZipFile, InputError) as error:
-                failures.append(f"{url} ({error})")
+            except _FAILURES as error:
+                failures.append(f"{mirror.url} ({error or type(error).__name__})")
                 shutil.rmtree(unpacked, ignore_errors=True)
                 continue
             if target.exists():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jdfl_lightning.data.base import DomainDataModule
 from jdfl_lightning.data.cache import decode_all
-from jdfl_lightning.data.download import download
+from jdfl_lightning.data.download import Mirror, download
 from jdfl_lightning.errors import InputError, Note
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
@@ -118,8 +118,8 @@ class KnownDomains(ImageFolderDomains):
 
     counts: dict[str, tuple[int, ...]]
     """Images of each class, by domain."""
-    mirrors: tuple[str, ...]
-    """Addresses of zip files, best first."""
+    mirrors: tuple[Mirror, ...]
+    """Where zip files can be had, best first."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jdfl_lightning.data.download import Mirror
 from jdfl_lightning.data.folder import KnownDomains
 
 
@@ -35,9 +36,9 @@ class OfficeCaltech(KnownDomains):
         "dslr": (12, 21, 12, 13, 10, 24, 22, 12, 8, 23),
         "webcam": (29, 21, 31, 27, 27, 30, 43, 30, 27, 30),
     }
-    mirrors = (
-        "https://github.com/ChristophRaab/Office_Caltech_DA_Dataset/archive/refs/heads/master.zip",
-        "https://huggingface.co/datasets/Jemary/FedBN_Dataset/resolve/main/office_caltech_10_dataset.zip",
+    mirrors = (  # their digests are not known: what is unpacked is checked by its counts
+        Mirror("https://github.com/ChristophRaab/Office_Caltech_DA_Dataset/archive/refs/heads/master.zip"),
+        Mirror("https://huggingface.co/datasets/Jemary/FedBN_Dataset/resolve/main/office_caltech_10_dataset.zip"),
     )
     terms = "none were found with the data set, which derives from Office-31 and Caltech-256; use it for research."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jdfl_lightning.data.download import google_drive
+from jdfl_lightning.data.download import Mirror, google_drive
 from jdfl_lightning.data.folder import KnownDomains
 
 
@@ -27,10 +27,10 @@ class PACS(KnownDomains):
         "photo": (189, 202, 182, 186, 199, 280, 432),
         "sketch": (772, 740, 753, 608, 816, 80, 160),
     }
-    mirrors = (
-        "https://github.com/MachineLearning2020/Homework3-PACS/archive/refs/heads/master.zip",
-        google_drive("1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd"),
-        google_drive("1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE"),
+    mirrors = (  # their digests are not known: what is unpacked is checked by its counts
+        Mirror("https://github.com/MachineLearning2020/Homework3-PACS/archive/refs/heads/master.zip"),
+        Mirror(google_drive("1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd")),
+        Mirror(google_drive("1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE")),
     )
     terms = "none were published with the data set; use it for research."
 

@@ -89,8 +89,7 @@ class SiteFolders(DomainDataModule):
 
     def deal(self, seed: int) -> Partition:
         """Hold out a share of every client's images, as a function of (seed, site, client) and of nothing else."""
-        if not hasattr(self, "images"):
-            self.images, self.labels, self.domains = self.load()
+        self.load_once()
         train: list[Tensor] = []
         test: list[list[np.ndarray]] = [[] for _ in self.domain_names]
         for client, site in enumerate(self._sites):

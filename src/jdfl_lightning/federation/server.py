@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-import torch
 from pydantic import Field
 
 from jdfl_lightning.backends import Backend, Runner
@@ -22,6 +21,7 @@ from jdfl_lightning.display import Display
 from jdfl_lightning.errors import InputError, StorageError, require
 from jdfl_lightning.evaluation import Counts, Evaluation, Scores
 from jdfl_lightning.experiment import fit
+from jdfl_lightning.federation.roster import capped, read_roster
 from jdfl_lightning.federation.sites import Federation, Mail
 from jdfl_lightning.federation.wire import (
     Answer,
@@ -40,8 +40,6 @@ from jdfl_lightning.tensors import Tensors
 
 _RUN = "federation.json"
 """File of a run folder that names the run for its sites."""
-_PRECISIONS = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
-"""Types that training leaves weights in, if not in the one that they were sent in."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,11 @@ class SitesBackend(Backend):
     """Seconds that a site has for an answer; one that takes longer is absent from the round."""
     poll: float = 0.5
     """Seconds from one look for answers to the next."""
+    roster: str | None = None
+    """YAML or JSON file of the sites that may take part, by number: key, clients, images. null: any site may."""
+    max_weight: float = 10.0
+    """The most that a client's number of images counts, as a multiple of the median client's; of a site whose images
+    the roster does not limit."""
     federation: Federation | None = field(default=None, init=False, repr=False, compare=False)
 
     states_here = False
@@ -66,6 +69,7 @@ class SitesBackend(Backend):
     def __post_init__(self) -> None:
         require(self.timeout > 0, "--backend.timeout", "positive", self.timeout)
         require(self.poll > 0, "--backend.poll", "positive", self.poll)
+        require(self.max_weight >= 1, "--backend.max_weight", "1 or more", self.max_weight)
 
     @contextmanager
     def open(self, experiment: Experiment, states: ClientStates) -> Iterator[Runner]:
@@ -92,13 +96,26 @@ def fit_federation(experiment: Experiment, mail: Mail, display: Display) -> Run:
     """
     find_run(experiment)  # what is wrong with the settings is told before anybody is waited for
     backend = experiment.backend if isinstance(experiment.backend, SitesBackend) else SitesBackend()
-    backend.federation = Federation(mail, backend.timeout, backend.poll, display.say)
+    roster = None if backend.roster is None else read_roster(backend.roster)
+    backend.federation = Federation(mail, backend.timeout, backend.poll, display.say, roster)
     data, sites = experiment.data, backend.federation.gather(experiment.data.num_clients)
-    by_client = [pair for facts in sites for pair in zip(facts.clients, facts.sizes, strict=True)]
-    sizes = [size for _, size in (by_client if sites[0].own else sorted(by_client))]
+    limited = {site for site, member in (roster or {}).items() if member.images is not None}
+    by_client = [
+        (client, size, facts.site) for facts in sites for client, size in zip(facts.clients, facts.sizes, strict=True)
+    ]
+    if not sites[0].own:
+        by_client.sort()
+    told = [size for _, size, _ in by_client]
+    sizes = capped(told, [site in limited for _, _, site in by_client], backend.max_weight)
+    for client, (size, counts) in enumerate(zip(told, sizes, strict=True)):
+        if counts < size:
+            display.say(
+                f"client {client} of site {by_client[client][2]} says it has {size} images and counts for {counts}, "
+                f"{backend.max_weight:g} times the median: if it is right, list its site's images in --backend.roster"
+            )
     digest = hashlib.blake2b(digest_size=16)
-    for facts in sites:
-        digest.update(f"{facts.site} {facts.fingerprint}\n".encode())
+    for facts in sites:  # with what they say of themselves: a run that is continued finds them as they were
+        digest.update(f"{facts.site} {facts.fingerprint} {facts.sizes} {facts.held}\n".encode())
     data.class_names = tuple(sites[0].classes)
     data.domain_names = tuple(dict.fromkeys(name for facts in sites for name in facts.domains))
     data.roster = Roster(sizes, digest.hexdigest())
@@ -148,17 +165,13 @@ class _Sent:
     until: float
     tasks: dict[int, FitTask]
     """By client."""
+    models: tuple[str, ...] = ()
+    """Names of the models to judge."""
 
     @property
     def clients(self) -> list[int]:
         """Those of its tasks."""
         return list(self.tasks)
-
-
-def _type_sent(task: FitTask, name: str) -> torch.dtype | None:
-    """Return the type that a tensor was sent in, if it was."""
-    tensor = task.weights.get(name, task.buffers.get(name))
-    return None if tensor is None else tensor.dtype
 
 
 class SitesRunner(Runner):
@@ -231,9 +244,9 @@ class SitesRunner(Runner):
         letters = {node: self._letter(site, own[site], judging) for site, node in nodes.items()}
         seconds = self._federation.timeout
         ids = self._federation.mail.send(letters, False, 2 * seconds) if letters else {}  # it may come, too late
-        until = time.monotonic() + seconds
+        until, models = time.monotonic() + seconds, () if judging is None else tuple(judging.models)
         sent = {
-            site: _Sent(site, node, ids[node], until, {task.client: task for task in own[site]})
+            site: _Sent(site, node, ids[node], until, {task.client: task for task in own[site]}, models)
             for site, node in nodes.items()
             if node in ids
         }
@@ -253,7 +266,7 @@ class SitesRunner(Runner):
         answer = self._federation.hear(sent.node, sent.letter, sent.until)
         try:
             if not isinstance(answer, str):
-                return self._checked(read_answer(answer, sent.clients), sent)
+                return self._checked(read_answer(answer, sent.clients, sent.models), sent)
             reason = answer
         except InputError as error:
             reason = str(error)
@@ -262,30 +275,23 @@ class SitesRunner(Runner):
         return Answer([FitFailure(client, reason) for client in sent.clients])
 
     def _checked(self, answer: Answer, sent: _Sent) -> Answer:
-        """Take a site's word for what only it can know: not for how much it counts, nor for others' domains."""
-        results: list[FitResult | FitFailure] = []
-        precision = _PRECISIONS.get(self._experiment.trainer.precision)
-        for result in answer.results:
-            if isinstance(result, FitResult):
-                task = sent.tasks[result.client]
-                wrong = [
-                    name
-                    for name, tensor in {**result.weights, **result.buffers}.items()
-                    if tensor.is_floating_point() and tensor.dtype != (precision or _type_sent(task, name))
-                ]
-                if wrong:
-                    results.append(
-                        FitFailure(result.client, f"its {wrong[0]} is of another type than --trainer.precision")
-                    )
-                    continue
-                size = self._experiment.data.client_sizes[result.client]
-                result = replace(result, num_examples=size, weight=task.weight)
-            results.append(result)
-        known = self._federation.sites[sent.site].domains
-        counts = {
-            name: {domain: pair for domain, pair in found.items() if domain in known}
-            for name, found in answer.counts.items()
-        }
+        """Take a site's word for what only it can know: not for how much it counts, nor for which images it judges by.
+
+        What clients send is looked at where a round's answers are: `screening`.
+        """
+        sizes = self._experiment.data.client_sizes
+        results = [
+            replace(result, num_examples=sizes[result.client], weight=sent.tasks[result.client].weight)
+            if isinstance(result, FitResult)
+            else result
+            for result in answer.results
+        ]
+        facts, counts = self._federation.sites[sent.site], dict(answer.counts)
+        held = dict(zip(facts.domains, facts.held, strict=True))
+        for name in answer.counts:
+            if {domain: seen for domain, (_, seen) in counts[name].items()} != held:
+                self._federation.say(f"site {sent.site} judged a model by other images than it said: it does not count")
+                del counts[name]
         return Answer(results, counts, answer.seconds)
 
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:

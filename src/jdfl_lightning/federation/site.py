@@ -19,7 +19,7 @@ from jdfl_lightning.checkpoint import ClientStates
 from jdfl_lightning.client import Site
 from jdfl_lightning.config import as_dict, parse_experiment
 from jdfl_lightning.data import ImageFolderDomains, SiteFolders
-from jdfl_lightning.errors import InputError, StorageError, require
+from jdfl_lightning.errors import InputError, PublicError, StorageError
 from jdfl_lightning.evaluation import Counts, count
 from jdfl_lightning.federation.wire import Answer, Facts, Letter, Orders, read_orders, read_request, write_answer
 from jdfl_lightning.memory import reuse_memory
@@ -32,19 +32,24 @@ Value = bool | bytes | float | int | str
 
 def _number(options: Mapping[str, Value], name: str, default: int | None = None) -> int:
     value = options.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"Expected the site's {name} to be a number from 0 but got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise PublicError(f"Expected the site's {name} to be a number from 0 but got none.")
+    if value < 0:
+        raise PublicError(f"Expected the site's {name} to be a number from 0 but got {value}.")
     return value
 
 
-def discreet(reason: str) -> str:
-    """Return what of an error may leave a site: its last line, unless that names a file.
+def discreet(error: Exception) -> str:
+    """Return what of an error may leave a site: a message that was written to be told, else the kind of error alone.
 
-    >>> discreet("Traceback ...\\nKeyError: 'no such luck'"), discreet("no image /data/jane.png")
-    ("KeyError: 'no such luck'", 'an error that names files: its log has it')
+    >>> discreet(PublicError("Expected the site's data-root.")), discreet(OSError("no image jane.png"))
+    ("Expected the site's data-root.", 'OSError, of which the log of the site has more')
     """
-    line = (reason.splitlines() or ["?"])[-1]
-    return "an error that names files: its log has it" if "/" in line or "\\" in line else line
+    return (
+        str(error)
+        if isinstance(error, PublicError)
+        else f"{type(error).__name__}, of which the log of the site has more"
+    )
 
 
 class SiteWorker:
@@ -65,7 +70,7 @@ class SiteWorker:
         own = isinstance(data, SiteFolders)
         if isinstance(data, SiteFolders):
             if root is None:
-                raise InputError("Expected the site's data-root: the folder of its images.")
+                raise PublicError("Expected the site's data-root: the folder of its images.")
             data.stand_alone(self.number, str(root))
         elif isinstance(data, ImageFolderDomains) and root is not None:
             data.root = str(root)
@@ -74,7 +79,10 @@ class SiteWorker:
         clients = list(range(len(dealt.clients)))
         if not own:  # it has all images, and answers for its share of them
             sites = _number(options, "num-partitions", 1)
-            require(self.number < sites, "the site's partition-id", f"below num-partitions, {sites},", self.number)
+            if self.number >= sites:
+                raise PublicError(
+                    f"Expected the site's partition-id to be below num-partitions, {sites}, but got {self.number}."
+                )
             clients = clients[self.number :: sites]
             data.partition = replace(dealt, test=[held[self.number :: sites] for held in dealt.test])
         self.facts = Facts(
@@ -84,6 +92,7 @@ class SiteWorker:
             sizes=[dealt.sizes[client] for client in clients],
             classes=list(data.class_names),
             domains=list(data.domain_names),
+            held=[len(held) for held in data.partition.test],
             fingerprint=self.fingerprint,
             version=f"jdfl-lightning {version('jdfl-lightning')}, torch {torch.__version__}",
         )
@@ -99,14 +108,16 @@ class SiteWorker:
         request = read_request(letter)
         here = {orders.first + client for client in self.facts.clients} if self.facts.own else {*self.facts.clients}
         if strangers := {task.client for task in request.tasks} - here:
-            raise InputError(f"Expected tasks for the clients of site {self.number} but got some for {strangers}.")
+            raise PublicError(f"Expected tasks for the clients of site {self.number} but got some for {strangers}.")
         states = ClientStates(self._folder / orders.run / f"site{self.number}")
         start = time.perf_counter()
-        results = [self._fit(LocalRunner(self._site, states), states, task) for task in request.tasks]
-        for place, result in enumerate(results):
-            if isinstance(result, FitFailure):
-                say(f"client {result.client} failed: {result.reason}")
-                results[place] = FitFailure(result.client, discreet(result.reason))
+
+        def tell(error: Exception) -> str:
+            say(f"a fit failed: {describe(error)}")
+            return discreet(error)
+
+        runner = LocalRunner(self._site, states, tell)
+        results = [self._fit(runner, states, task, tell) for task in request.tasks]
         if results:
             clients = ", ".join(str(result.client) for result in results)
             say(f"round {request.tasks[0].round}: trained client {clients} in {time.perf_counter() - start:.1f} s")
@@ -123,20 +134,27 @@ class SiteWorker:
     def _check(self, orders: Orders) -> None:
         """Refuse to work for a server that means another run, other settings, or another site."""
         if not re.fullmatch(r"[0-9a-f]{32}", orders.run):
-            raise InputError("Expected the server to name its run by 32 hexadecimal digits.")
+            raise PublicError("Expected the server to name its run by 32 hexadecimal digits.")
         if (orders.site, orders.fingerprint) != (self.number, self.fingerprint):
-            raise InputError(
+            raise PublicError(
                 f"Expected site {orders.site} with the images that it had when the run began but this is site "
                 f"{self.number}, or its images have changed."
             )
         ours = fixed_settings(as_dict(self.experiment))
-        require_equal(json.loads(orders.settings), ours, "the server's run", "a site has to have the same settings.")
+        try:
+            require_equal(
+                json.loads(orders.settings), ours, "the server's run", "a site has to have the same settings."
+            )
+        except InputError as error:  # of settings that come with the app; where the images are is none of them
+            raise PublicError(str(error)) from error
 
-    def _fit(self, runner: LocalRunner, states: ClientStates, task: FitTask) -> FitResult | FitFailure:
+    def _fit(
+        self, runner: LocalRunner, states: ClientStates, task: FitTask, tell: Callable[[Exception], str]
+    ) -> FitResult | FitFailure:
         options = self.experiment.checkpoint
         try:
             if task.round != DISCOVERY:  # which knows nothing of states
                 states.settle(task.client, task.since, task.round - 1 - options.every * options.keep)
             return next(iter(runner.fit([task])))
         except StorageError as error:  # the site's disk is not everybody's
-            return FitFailure(task.client, describe(error))
+            return FitFailure(task.client, tell(error))

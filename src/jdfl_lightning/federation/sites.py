@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import InputError, plain
+from jdfl_lightning.federation.roster import Member
 from jdfl_lightning.federation.wire import Facts, Letter, read_facts
 
 _AGAIN = 60.0
@@ -18,8 +19,8 @@ class Mail(ABC):
     """How letters travel to nodes and back."""
 
     @abstractmethod
-    def nodes(self) -> set[int]:
-        """Return the ids of the nodes that are there."""
+    def nodes(self) -> Mapping[int, str]:
+        """Return the nodes that are there: ids, each with the public key that it has proved, or an empty text."""
 
     @abstractmethod
     def send(self, letters: Mapping[int, Letter], question: bool, seconds: float) -> dict[int, str]:
@@ -44,10 +45,18 @@ class Federation:
         timeout: seconds that a node has for an answer.
         poll: seconds from one look for answers to the next.
         say: tells the user.
+        roster: the sites that may take part; none if any may.
     """
 
-    def __init__(self, mail: Mail, timeout: float, poll: float, say: Callable[[str], None]) -> None:
-        self.mail, self.timeout, self.poll, self.say = mail, timeout, poll, say
+    def __init__(
+        self,
+        mail: Mail,
+        timeout: float,
+        poll: float,
+        say: Callable[[str], None],
+        roster: Mapping[int, Member] | None = None,
+    ) -> None:
+        self.mail, self.timeout, self.poll, self.say, self.roster = mail, timeout, poll, say, roster
         self.sites: dict[int, Facts] = {}
         """What each site said of itself."""
         self._met: dict[int, int] = {}
@@ -93,7 +102,7 @@ class Federation:
             come = self.mail.receive([letter for letter, _ in self._late.values()])
             late = {node: (letter, until) for node, (letter, until) in self._late.items() if letter not in come}
             self._late = {node: (letter, until) for node, (letter, until) in late.items() if until > now}
-        new = present - {*self._met, *self._asked.values()}
+        new = set(present) - {*self._met, *self._asked.values()}
         new = {node for node in new if self._not_before.get(node, now) <= now}
         sent = self.mail.send({node: Letter() for node in sorted(new)}, True, self.timeout) if new else {}
         self._asked |= {letter: node for node, letter in sent.items()}
@@ -105,16 +114,21 @@ class Federation:
                 self._enter(node, read_facts(answer), present)
             except InputError as error:
                 self._not_before[node] = time.monotonic() + _AGAIN
-                self.say(f"node {node} cannot take part: {error}")
+                self.say(f"node {node} cannot take part: {plain(str(error))}")
         self._asked = {letter: node for letter, node in self._asked.items() if node in present}
         if self._gathering is not None:  # a site that has gone may come back as another
             self._met = {node: site for node, site in self._met.items() if node in present}
             self.sites = {site: facts for site, facts in self.sites.items() if site in self._met.values()}
         self._node_of = {site: node for node, site in self._met.items() if node in present}  # the newest, if several
 
-    def _enter(self, node: int, facts: Facts, present: set[int]) -> None:
-        """Take in a site, unless it does not fit those that are there."""
-        taken = [other for other, site in self._met.items() if site == facts.site and other in present - {node}]
+    def _enter(self, node: int, facts: Facts, present: Mapping[int, str]) -> None:
+        """Take in a site, unless it is not on the roster or does not fit those that are there."""
+        if self.roster is not None:
+            if facts.site not in self.roster:
+                raise InputError(f"site {facts.site} is not on the roster.")
+            if reason := self.roster[facts.site].reason_refused(facts, present.get(node, "")):
+                raise InputError(reason)
+        taken = [other for other, site in self._met.items() if site == facts.site and other in {*present} - {node}]
         if taken:
             raise InputError(f"site {facts.site} is there already, as node {taken[0]}: look at partition-id.")
         if not facts.own and self._gathering is not None and max(facts.clients) >= self._gathering:
@@ -142,7 +156,8 @@ class Federation:
         """Wait for the answer to a letter; return it, or why there is none."""
         while True:
             if letter in (come := self.mail.receive([letter])):
-                return come[letter]
+                answer = come[letter]
+                return plain(answer) if isinstance(answer, str) else answer
             if time.monotonic() > until:
                 self._late[node] = letter, until + self.timeout
                 return f"its site did not answer within {self.timeout:g} s"

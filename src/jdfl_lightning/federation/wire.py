@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import InputError, plain
 from jdfl_lightning.evaluation import Counts
 from jdfl_lightning.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.tensors import Record, Tensors
@@ -38,6 +39,8 @@ class Facts:
     classes: list[str]
     domains: list[str]
     """Names of the groups that it tells accuracies of."""
+    held: list[int]
+    """The number of held-out images of each of these."""
     fingerprint: str
     version: str
     """Of the packages that decide about bits."""
@@ -81,10 +84,16 @@ class Answer:
     """Time that judging took."""
 
 
-_MOST = 2**31
+_IMAGES = 2**31
 """More images than anybody has."""
-_CLIENTS = ("train/", "norm/client/")
-"""Start of the names of what a client has to tell; other metrics are not its business."""
+_ENTRIES = 100_000
+"""The most clients, classes or domains that a site can have."""
+_NAME = 200
+"""Letters that the name of a class or a domain can have."""
+_METRIC = re.compile(r"train/loss|norm/client/\w{1,40}")
+"""What a client has to tell; other metrics are not its business."""
+_METRICS = 16
+"""The most metrics, and groups of an upload, that a client has."""
 _NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in ("weights", "buffers", "server", "table")]
 
 
@@ -98,29 +107,47 @@ def read_facts(letter: Letter) -> Facts:
     try:
         note = letter.notes["facts"]
         facts = Facts(
-            site=int(note["site"]),
-            own=bool(note["own"]),
-            clients=[int(client) for client in note["clients"]],
-            sizes=[int(size) for size in note["sizes"]],
-            classes=[str(name) for name in note["classes"]],
-            domains=[str(name) for name in note["domains"]],
-            fingerprint=str(note["fingerprint"]),
-            version=str(note["version"]),
+            site=_whole(note["site"]),
+            own=bool(_whole(note["own"])),
+            clients=[_whole(client) for client in _listed(note["clients"])],
+            sizes=[_whole(size) for size in _listed(note["sizes"])],
+            classes=[_name(name) for name in _listed(note["classes"])],
+            domains=[_name(name) for name in _listed(note["domains"])],
+            held=[_whole(count) for count in _listed(note["held"])],
+            fingerprint=_name(note["fingerprint"]),
+            version=_name(note["version"]),
         )
     except Exception as error:  # whatever a site sends
-        raise InputError(f"Expected a site to say who it is but it cannot be read: {error!r}.") from error
+        raise InputError(f"Expected a site to say who it is but it cannot be read: {plain(repr(error))}.") from error
     count = len(facts.clients)
-    ids = (
-        facts.clients == list(range(count)) if facts.own else len({*facts.clients}) == count and min(facts.clients) >= 0
-    )
-    if not count or not ids or len(facts.sizes) != count or not 0 < min(facts.sizes) <= max(facts.sizes) < _MOST:
+    ids = facts.clients == list(range(count)) if facts.own else len({*facts.clients}) == count
+    if not count or not ids or len(facts.sizes) != count or min(facts.sizes) == 0:
         raise InputError("Expected a site with clients of its own, and the number of images of each.")
     names = [f"site{facts.site}"] if facts.own else facts.domains
-    if facts.site < 0 or facts.domains != names or len({*names, "overall", "worst", "spread"}) != len(names) + 3:
-        raise InputError("Expected a site with a number from 0, and distinct names of what it tells accuracies of.")
+    distinct = len({*names, "overall", "worst", "spread"}) == len(names) + 3
+    if facts.domains != names or not distinct or len(facts.held) != len(names):
+        raise InputError("Expected a site with distinct names of what it tells accuracies of, and their images.")
     if not facts.classes or len({*facts.classes}) != len(facts.classes):
         raise InputError("Expected a site with distinct classes.")
     return facts
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _IMAGES:
+        raise ValueError(f"no number from 0 to {_IMAGES - 1}")
+    return value
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) > _ENTRIES:
+        raise ValueError(f"no list of at most {_ENTRIES} entries")
+    return value
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or plain(value, _NAME) != value:
+        raise ValueError(f"no name of at most {_NAME} printable letters")
+    return value
 
 
 def write_orders(orders: Orders, letter: Letter) -> Letter:
@@ -205,35 +232,46 @@ def write_answer(answer: Answer) -> Letter:
     return Letter(tensors, notes)
 
 
-def read_answer(letter: Letter, clients: Sequence[int]) -> Answer:
-    """Take the answer of some clients out of a letter; raise an `InputError` if it is not one."""
+def read_answer(letter: Letter, clients: Sequence[int], models: Iterable[str] = ()) -> Answer:
+    """Take the answer of some clients, and the counts of some models, out of a letter.
+
+    Raises:
+        InputError: if it is not one; counts may be missing.
+    """
     try:
         results = [_read_result(letter, client) for client in clients]
         counts = {}
-        for name, note in letter.notes.items():
-            if name.startswith("counts."):
-                numbers = list(zip(map(int, note["right"]), map(int, note["seen"]), strict=True))
-                if not all(0 <= right <= seen < _MOST for right, seen in numbers):
+        for name in models:
+            if (note := letter.notes.get(f"counts.{name}")) is not None:
+                domains, right, seen = (_listed(note[what]) for what in ("domains", "right", "seen"))
+                pairs = [(_whole(one), _whole(all_)) for one, all_ in zip(right, seen, strict=True)]
+                if any(one > all_ for one, all_ in pairs):
                     raise ValueError("more images right than there are")
-                counts[name.removeprefix("counts.")] = dict(zip(note["domains"], numbers, strict=True))
-        return Answer(results, counts, float(letter.notes["judged"]["seconds"]))
+                counts[name] = dict(zip(map(_name, domains), pairs, strict=True))
+        seconds = float(letter.notes["judged"]["seconds"])
+        if not 0 <= seconds < _IMAGES:
+            raise ValueError("no time that judging could take")
+        return Answer(results, counts, seconds)
     except Exception as error:  # whatever a site sends
-        raise InputError(f"Expected a site's answer but it cannot be read: {error!r}.") from error
+        raise InputError(f"Expected a site's answer but it cannot be read: {plain(repr(error))}.") from error
 
 
 def _read_result(letter: Letter, client: int) -> FitResult | FitFailure:
     prefix = f"result.{client}"
     if f"failure.{client}" in letter.notes:
-        return FitFailure(client, str(letter.notes[f"failure.{client}"]["reason"]))
-    note = letter.notes[prefix]
+        return FitFailure(client, plain(str(letter.notes[f"failure.{client}"]["reason"])))
+    note, metrics = letter.notes[prefix], letter.notes.get(f"{prefix}.metrics", {})
+    groups = _listed(note["upload"])
+    if max(len(groups), len(metrics)) > _METRICS:
+        raise ValueError(f"more than {_METRICS} metrics or groups of an upload")
     return FitResult(
         client=client,
-        num_examples=int(note["num_examples"]),
-        num_steps=int(note["num_steps"]),
+        num_examples=_whole(note["num_examples"]),
+        num_steps=_whole(note["num_steps"]),
         weight=float(note["weight"]),
         weights=letter.tensors.get(f"{prefix}.weights", {}),
         buffers=letter.tensors.get(f"{prefix}.buffers", {}),
-        upload={group: letter.tensors.get(f"{prefix}.upload.{group}", {}) for group in note["upload"]},
-        metrics={n: float(v) for n, v in letter.notes.get(f"{prefix}.metrics", {}).items() if n.startswith(_CLIENTS)},
-        keeps_state=bool(note["keeps_state"]),
+        upload={group: letter.tensors.get(f"{prefix}.upload.{group}", {}) for group in map(_name, groups)},
+        metrics={name: float(value) for name, value in metrics.items() if _METRIC.fullmatch(name)},
+        keeps_state=bool(_whole(note["keeps_state"])),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from jdfl_lightning.joint.head import Score, predict_class
+from jdfl_lightning.errors import require_choice
+from jdfl_lightning.joint.head import Score, predict_class, split_index
 
 if TYPE_CHECKING:
     from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
@@ -33,7 +34,7 @@ def joint_correct(preds: Tensor, target: Tensor, num_classes: int, score: Score 
     if preds.ndim == target.ndim + 1:
         classes = predict_class(preds, num_classes, score)
     elif preds.shape == target.shape and not preds.is_floating_point():
-        classes = preds % num_classes
+        _, classes = split_index(preds, num_classes)
     else:
         raise ValueError(
             "Expected argument `preds` to hold joint logits (B, M*C) or integer joint indices (B,) but got "
@@ -59,6 +60,7 @@ class _CountingAccuracy(Metric):
         super().__init__(**kwargs)
         if num_classes < 1:
             raise ValueError(f"Expected argument `num_classes` to be at least 1 but got {num_classes}.")
+        require_choice("argument `score`", score, get_args(Score))
         self.num_classes = num_classes
         self.score: Score = score
         self._state = f"{type(self).__name__}_{num_classes}_{score}"

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
+from jdfl_lightning.errors import InputError, require_choice
+
 Score = Literal["max", "sum"]
 """How a class is scored: by the largest of its M logits (the paper), or by the sum of its M joint probabilities."""
 
-_SCORES = ("max", "sum")
+_SCORES = get_args(Score)
+Init = Literal["fresh", "tile"]
+"""How the weights of a head that grows are made: drawn anew (the paper), or those of the old head for every domain."""
 
 
 def _check_score(score: Score) -> None:
-    if score not in _SCORES:
-        raise ValueError(f"Expected argument `score` to be one of {_SCORES} but got {score!r}.")
+    require_choice("argument `score`", score, _SCORES)
+
+
+def _check_from(name: str, value: int | Tensor, low: int, high: int | None = None) -> None:
+    """Raise an `InputError` unless an integer, or all of a tensor, is at least `low` and below `high`."""
+    values = value if isinstance(value, Tensor) else torch.tensor(value)
+    if not values.numel():
+        return
+    if int(values.min()) < low or (high is not None and int(values.max()) >= high):
+        expected = f"at least {low}" if high is None else f"from {low} to {high - 1}"
+        raise InputError(f"Expected argument `{name}` to be {expected} but got {value}.")
 
 
 @overload
@@ -28,6 +41,8 @@ def joint_index(domain: int | Tensor, label: int | Tensor, num_classes: int) -> 
     >>> joint_index(2, 3, num_classes=7)
     17
     """
+    _check_from("domain", domain, 0)
+    _check_from("label", label, 0, num_classes)
     return domain * num_classes + label
 
 
@@ -37,6 +52,7 @@ def split_index(index: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     >>> split_index(torch.tensor([17]), num_classes=7)
     (tensor([2]), tensor([3]))
     """
+    _check_from("index", index, 0)
     return index // num_classes, index % num_classes
 
 
@@ -143,7 +159,7 @@ class JointHead(nn.Linear):
     ) -> None:
         for name, value in (("in_features", in_features), ("num_classes", num_classes), ("num_domains", num_domains)):
             if value < 1:
-                raise ValueError(f"Expected argument `{name}` to be at least 1 but got {value}.")
+                raise InputError(f"Expected argument `{name}` to be at least 1 but got {value}.")
         _check_score(score)
         super().__init__(in_features, num_domains * num_classes, bias=bias)
         self.num_classes = num_classes
@@ -167,7 +183,7 @@ class JointHead(nn.Linear):
         return f"in_features={self.in_features}, num_classes={self.num_classes}, num_domains={self.num_domains}"
 
     @classmethod
-    def expand(cls, linear: nn.Linear, num_domains: int, init: Literal["fresh", "tile"] = "fresh") -> JointHead:
+    def expand(cls, linear: nn.Linear, num_domains: int, init: Init = "fresh") -> JointHead:
         """Grow a classifier of C outputs to M x C.
 
         Args:
@@ -181,8 +197,7 @@ class JointHead(nn.Linear):
         >>> torch.equal(new.predict(new(x)), old(x).argmax(-1))
         True
         """
-        if init not in ("fresh", "tile"):
-            raise ValueError(f"Expected argument `init` to be 'fresh' or 'tile' but got {init!r}.")
+        require_choice("argument `init`", init, get_args(Init))
         if isinstance(linear, JointHead) and linear.num_domains > 1:
             raise ValueError(f"Expected a head of one domain but got one of {linear.num_domains}.")
         score = linear.score if isinstance(linear, JointHead) else "max"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from jdfl_lightning.errors import require_choice
 from jdfl_lightning.joint.head import per_domain
 
 Reduction = Literal["mean", "sum", "none"]
@@ -60,8 +61,7 @@ class SoftTargetKLLoss(nn.Module):
 
     def __init__(self, reduction: Reduction = "mean") -> None:
         super().__init__()
-        if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"Expected argument `reduction` to be 'mean', 'sum' or 'none' but got {reduction!r}.")
+        require_choice("argument `reduction`", reduction, get_args(Reduction))
         self.reduction: Reduction = reduction
 
     def forward(self, logits: Tensor, targets: Tensor, labels: Tensor | None = None) -> Tensor:

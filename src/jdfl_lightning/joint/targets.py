@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from jdfl_lightning.errors import InputError
+
 Matrix = Tensor | Sequence[Sequence[float]]
 """Rows of numbers; as lists they can be written in a YAML file."""
 
@@ -20,7 +22,23 @@ Matrix = Tensor | Sequence[Sequence[float]]
 def _check_range(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:
     if not (low < value if low_open else low <= value) or not value <= high:
         interval = f"{'(' if low_open else '['}{low}, {high}]"
-        raise ValueError(f"Expected argument `{name}` to be in {interval} but got {value}.")
+        raise InputError(f"Expected argument `{name}` to be in {interval} but got {value}.")
+
+
+def _check_count(num_domains: int) -> None:
+    if num_domains < 1:
+        raise InputError(f"Expected argument `num_domains` to be at least 1 but got {num_domains}.")
+
+
+def _check_rows(table: Tensor) -> None:
+    """Raise an `InputError` that names the first row that is no distribution, rounding of its type apart."""
+    rounding = torch.finfo(table.dtype).eps if table.is_floating_point() else 0.0
+    for number, row in enumerate(table.double()):
+        if not bool((row >= 0).all()) or not abs(float(row.sum()) - 1) <= 1e-4 + len(row) * rounding:
+            raise InputError(
+                f"Expected every row of argument `table` to be 0 or more and to sum to 1 but row {number} sums to "
+                f"{float(row.sum()):.6g} and its smallest entry is {float(row.min()):.6g}."
+            )
 
 
 class TargetRule(nn.Module):
@@ -42,7 +60,8 @@ class TargetRule(nn.Module):
         super().__init__()
         table = torch.as_tensor(table)
         if table.ndim != 2 or table.shape[0] != table.shape[1] or table.shape[0] < 1:
-            raise ValueError(f"Expected argument `table` to be square but got shape {tuple(table.shape)}.")
+            raise InputError(f"Expected argument `table` to be square but got shape {tuple(table.shape)}.")
+        _check_rows(table)
         self.register_buffer("table", table.to(torch.get_default_dtype()))
         self.draw = draw
 
@@ -93,6 +112,7 @@ class HardTargets(TargetRule):
     """
 
     def __init__(self, num_domains: int) -> None:
+        _check_count(num_domains)
         super().__init__(torch.eye(num_domains))
 
 
@@ -110,6 +130,7 @@ class RandomTargets(TargetRule):
     """
 
     def __init__(self, num_domains: int, phi: float = 1.0) -> None:
+        _check_count(num_domains)
         _check_range("phi", phi, 0, 1)
         table = torch.ones(1, 1)
         if num_domains > 1:

@@ -12,7 +12,6 @@ _NOT_IN_PAPER: dict[str, object] = {
     "evaluate_every": 1,
     "max_update_norm": None,
     "min_clients": 1,
-    "privacy.clip_norm": None,
     "trainer.gradient_clip_val": None,
     "trainer.precision": "32-true",
     "clustering.fraction": 1.0,

@@ -1,4 +1,4 @@
-"""Paragraphs, tables and pictures as Markdown and as LaTeX; whatever comes from folders is escaped."""
+"""Paragraphs, tables and pictures as Markdown and as LaTeX, cells of CSV; whatever comes from folders is escaped."""
 
 from __future__ import annotations
 
@@ -29,6 +29,22 @@ _LATEX = {
 }
 _UNKNOWN = re.compile("[«»ÐðÞþ\u0100-\U0010ffff]")
 """What LaTeX stops at with its usual fonts."""
+
+
+def csv_cell(value: object) -> object:
+    """Return a cell of a CSV file: a text that spreadsheets would take for a formula gets an apostrophe before it.
+
+    >>> csv_cell("=1+1"), csv_cell("-0.5"), csv_cell(-0.5), csv_cell("dog")
+    ("'=1+1", '-0.5', -0.5, 'dog')
+    """
+    if isinstance(value, (int, float)) or value is None:
+        return value
+    text = str(value).replace("\r", " ")  # csv writes it without quotes, and readers end the line at it
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith("\t") or text.lstrip().startswith(("=", "+", "-", "@")) else text
+    return text
 
 
 def one_line(text: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from jdfl_lightning.report.comparison import Row, Section
 from jdfl_lightning.report.document import row_costs, verdict
+from jdfl_lightning.report.markup import csv_cell
 from jdfl_lightning.report.statistics import Spread
 
 COLUMNS = (
@@ -131,5 +132,5 @@ def as_csv(found: Sequence[Record]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
+    writer.writerows({name: csv_cell(value) for name, value in record.items()} for record in found)
     return out.getvalue()

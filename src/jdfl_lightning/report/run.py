@@ -35,7 +35,7 @@ def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mappi
 
 
 def run_table(run: Run) -> Table:
-    """Return the table that ends a run: its best and its last round."""
+    """Return the table that ends a run: the rounds whose weights are saved."""
     return accuracy_table("class-only accuracy (%)", run.ends)
 
 
@@ -71,11 +71,11 @@ def draw_curves(run: Run) -> Picture:
     for domain in run.domains:
         left.plot(judged, [100 * row[DOMAIN_PREFIX + domain] for row in evaluated], lw=1, alpha=0.7, label=domain)
     left.plot(judged, [100 * row["test/acc"] for row in evaluated], lw=2.2, color="black", label="overall")
-    best = run.best
-    left.plot(best["round"], 100 * best["test/acc"], "o", color="black", mfc="white")
+    which, kept = next(iter(run.ends.items()))
+    left.plot(kept["round"], 100 * kept["test/acc"], "o", color="black", mfc="white")
     left.annotate(
-        f"best {100 * best['test/acc']:.2f}",
-        (best["round"], 100 * best["test/acc"]),
+        f"{which} {100 * kept['test/acc']:.2f}",
+        (kept["round"], 100 * kept["test/acc"]),
         xytext=(0, -14),
         textcoords="offset points",
         ha="center",

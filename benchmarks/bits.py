@@ -1,0 +1,145 @@
+"""Run a matrix of small runs and print hashes of all that they computed, to compare two versions of the package.
+
+    python benchmarks/bits.py --output before.json
+    python benchmarks/bits.py --compare before.json
+
+Every optimizer with every supervision, one client after the other and in a pool; runs that are killed in the middle and
+resumed; discovery by sketches, with clients that join later; a federation on Flower's messages. What is hashed: the
+weights, the metrics but for times, the discovery. Only the command line and the files of a run are used, so that the
+script outlives changes inside the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import yaml
+from safetensors.numpy import load_file
+
+from jdfl_lightning.cli import main as command
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+ALGORITHMS = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON", "RobustFedAvg")
+SUPERVISIONS = ("base", "hard", "graded", "random")
+SETTINGS = {
+    "data": {"class_path": "DigitsDomains", "init_args": {"size": 8, "num_clients": 6}},
+    "rounds": 3,
+    "epochs": 1,
+    "client_fraction": 0.5,
+    "num_domains": 3,
+}
+
+
+def options(**changes: object) -> list[str]:
+    """Return options of the command line."""
+    return ["--config", "small.yaml", *[f"--{name.replace('__', '.')}={value}" for name, value in changes.items()]]
+
+
+def fit(folder: str, *args: str) -> None:
+    """Train; what is not asked for is an error."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        code = command(["fit", *args, *([] if "--resume" in args else [f"--run_dir={folder}"])])
+    if code != 0:
+        raise SystemExit(f"{folder}: exit code {code}")
+
+
+def fit_with_a_kill(folder: str, *args: str) -> None:
+    """Train in a process that is killed once a round is over, and resume."""
+    if (child := os.fork()) == 0:
+        fit(folder, *args)
+        os._exit(0)
+    while not list(Path(folder).glob("checkpoints/1.safetensors")):
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    fit(folder, "--resume", folder)
+
+
+def on_flower(folder: str, config: str) -> None:
+    """Train at two sites whose messages go through Flower's bytes."""
+    from flower_grid import run_on_grid
+
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        run_on_grid(config, {"run_dir": folder}, sites=2)
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Return hashes of the weights, the metrics and the discovery of a run."""
+    found = {}
+    for name in ("last", "discovery"):
+        if (file := folder / f"{name}.safetensors").exists():
+            tensors = load_file(file)
+            parts = [
+                f"{key} {tensors[key].dtype} {tensors[key].shape}".encode() + tensors[key].tobytes()
+                for key in sorted(tensors)
+            ]
+            found[name] = hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+    with (folder / "metrics.csv").open(newline="") as lines:
+        rows = [{n: float(v) for n, v in row.items() if not n.startswith("time/")} for row in csv.DictReader(lines)]
+    found["metrics"] = hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return found
+
+
+def matrix() -> Iterator[str]:
+    """Run everything in this folder; give the name of each run as it ends."""
+    Path("small.yaml").write_text(yaml.safe_dump(SETTINGS))
+    for algorithm in ALGORITHMS:
+        for supervision in SUPERVISIONS:
+            for backend in ("LocalBackend", "PoolBackend"):
+                name = f"{algorithm}-{supervision}-{backend}"
+                workers = ["--backend.workers=2"] if backend == "PoolBackend" else []
+                fit(name, *options(algorithm=algorithm, supervision=supervision, backend=backend), *workers)
+                yield name
+        name = f"{algorithm}-graded-resumed"
+        fit_with_a_kill(name, *options(algorithm=algorithm, supervision="graded", backend="LocalBackend"))
+        yield name
+    for newcomers in ("nearest", "update"):
+        name = f"newcomers-{newcomers}"
+        late = options(
+            supervision="graded", backend="LocalBackend", clustering__fraction=0.5, clustering__newcomers=newcomers
+        )
+        fit(name, *late, "--clustering.sketch_dim=64")
+        yield name
+    for algorithm, supervision in (("SCAFFOLD", "graded"), ("FedProc", "random")):
+        name = f"flower-{algorithm}-{supervision}"
+        Path("flower.yaml").write_text(yaml.safe_dump(SETTINGS | {"algorithm": algorithm, "supervision": supervision}))
+        on_flower(name, "flower.yaml")
+        yield name
+
+
+def main() -> int:
+    """Print hashes; with --compare, say which differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="write the hashes there")
+    parser.add_argument("--compare", type=Path, help="compare with the hashes of an earlier call")
+    args = parser.parse_args()
+    before = json.loads(args.compare.read_text()) if args.compare else {}
+    output = args.output and args.output.absolute()
+    found: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for name in matrix():
+            found[name] = digest(Path(name))
+            changed = [what for what, value in before.get(name, found[name]).items() if found[name].get(what) != value]
+            print(name, *found[name].values(), *[f"{what} DIFFERS" for what in changed], flush=True)
+    if output:
+        output.write_text(json.dumps(found, indent=1))
+    differing = [name for name, value in before.items() if found.get(name) != value]
+    print(f"{len(found)} runs" + (f", {len(differing)} differ" if before else ""))
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

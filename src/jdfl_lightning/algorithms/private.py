@@ -1,0 +1,119 @@
+"""PrivateFedAvg: FedAvg with client-level differential privacy at a trusted server (McMahan et al., 2018)."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from jdfl_lightning.algorithms.fedavg import FedAvg
+from jdfl_lightning.errors import require
+from jdfl_lightning.messages import FitResult, RoundContext
+from jdfl_lightning.privacy import KEY_BYTES, STEPS, digest, grid_noise, secret_sample, spent_epsilon
+from jdfl_lightning.tensors import Record, Tensors, norm, sub
+
+if TYPE_CHECKING:
+    from jdfl_lightning.config import Experiment
+
+
+@dataclass(frozen=True)
+class PrivateFedAvg(FedAvg):
+    """theta <- theta + (sum of clipped updates + noise) / number of clients asked; every one counts the same.
+
+    What is random comes from a secret key in the server's record: who takes part, and the noise. The noise is a
+    pseudo-random function of the key, of the round and of what it is added to, as in a deterministic signature. A round
+    that is repeated with the same answers gets the same noise and so the same model, which says nothing new. With other
+    answers it gets independent noise: the difference of two models never shows updates without noise.
+
+    Updates and noise are whole multiples of one step, z C / 2^24. An update is rounded towards zero, which never makes
+    it longer, and sums are exact in any order. As the sum is on the grid, adding rounded noise is the same as adding
+    noise of real numbers and rounding then: the last bits of a weight say nothing more.
+    """
+
+    clip_norm: float = 1.0
+    """C, the longest update of a client; longer ones are shortened to it."""
+    noise_multiplier: float = 1.0
+    """z: the sum of a round's updates gets Gaussian noise of standard deviation z C."""
+    delta: float = 1e-5
+    """The delta for which epsilon is reported; below 1 / number of clients."""
+
+    allows_discovery: ClassVar[bool] = False
+    allows_buffers: ClassVar[bool] = False
+    may_be_empty: ClassVar[bool] = True
+    keeps_best: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("clip_norm", "noise_multiplier"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"--algorithm.{name}", "positive and finite", value)
+        require(0 < self.delta < 1, "--algorithm.delta", "between 0 and 1", self.delta)
+
+    def check_settings(self, experiment: Experiment) -> None:
+        """Refuse settings with which the guarantee would be false."""
+        super().check_settings(experiment)
+        clients = experiment.data.num_clients
+        why = "as a larger one allows to publish one client's data"
+        require(self.delta < 1 / clients, "--algorithm.delta", f"below 1 / {clients} clients, {why},", self.delta)
+        for flag, value, wanted, why in (
+            ("max_update_norm", experiment.max_update_norm, None, "which clips"),
+            ("min_clients", experiment.min_clients, 1, "as no round may be void"),
+            ("checkpoint.every", experiment.checkpoint.every, 1, "so that no round is repeated that was published"),
+        ):
+            named = "null" if wanted is None else wanted
+            require(value == wanted, f"--{flag}", f"{named} with PrivateFedAvg, {why},", value)
+
+    def check_run(self, experiment: Experiment, buffers: Tensors) -> None:
+        """Refuse a network of which more than trained weights is sent; find out whether epsilon can be computed."""
+        super().check_run(experiment, buffers)
+        spent_epsilon(self.noise_multiplier, self.delta, experiment.data.num_clients, experiment.clients_per_round, 1)
+
+    def init_server(self, weights: Tensors) -> Record:
+        """Draw the secret key of a run."""
+        return {"secret": {"key": torch.frombuffer(bytearray(secrets.token_bytes(KEY_BYTES)), dtype=torch.uint8)}}
+
+    def broadcast(self, server: Record) -> Record:
+        """The key never leaves the server."""
+        return {}
+
+    def sample(self, server: Record, context: RoundContext) -> list[int]:
+        """Draw the participants from the secret: epsilon assumes that nobody knows who takes part."""
+        return secret_sample(_key(server), context.num_clients, context.asked, context.number, context.attempt)
+
+    def aggregate(
+        self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
+    ) -> tuple[Tensors, Record]:
+        """Add the mean of the clipped updates, with noise; a client that did not answer has an update of zero.
+
+        So nobody's absence changes what the others weigh.
+        """
+        step = self.noise_multiplier * self.clip_norm / STEPS
+        total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in weights.items()}
+        answered: list[int] = []
+        for result in results:
+            update = sub(result.weights, weights)
+            factor = min(1.0, self.clip_norm / max(norm(update), 1e-30)) / step
+            for name, tensor in update.items():
+                total[name] += (tensor.double() * factor).trunc_()
+            answered.append(result.client)
+        where = (context.number, context.attempt, str(sorted(answered)), digest(total))
+        moved: Tensors = {}
+        for name, tensor in weights.items():
+            noise = grid_noise(_key(server), tensor.numel(), *where, name).view(tensor.shape)
+            moved[name] = (tensor + (total[name] + noise) * (step / context.asked)).to(tensor.dtype)
+        return moved, server
+
+    def metrics(self, server: Record, context: RoundContext) -> dict[str, float]:
+        """The budget that is spent after a round."""
+        spent = spent_epsilon(
+            self.noise_multiplier, self.delta, context.num_clients, context.asked, rounds=context.number
+        )
+        return {"privacy/epsilon": spent}
+
+
+def _key(server: Record) -> bytes:
+    return bytes(server["secret"]["key"].tolist())
