@@ -1,7 +1,7 @@
 # make fit        the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
 # make test       the same environment with the extra `test`; lint, types, doctests and tests
 # make docs       the documentation site, in build/site; a broken link or a missing docstring is an error
-# make bench      all benchmarks, in about an hour on two cores; they write their tables into docs/
+# make bench      all benchmarks, in about three hours on two cores; they write their tables into docs/
 # make notebooks  run the notebooks and put their outputs into them
 # make wheel      build the wheel, install it alone in an empty environment and run it outside the checkout
 
@@ -42,7 +42,8 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/shares.py
 	$(BIN)/python benchmarks/discovery_scale.py
-	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/kills.py
+	$(BIN)/python benchmarks/fuzz.py
 	$(BIN)/python benchmarks/registered.py
 	$(BIN)/python benchmarks/ray_rounds.py
 	$(BIN)/python benchmarks/flower_rounds.py

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ class Ended:
             found.append(f"not finished after {self.seconds:.0f} s")
         elif self.code < 0:
             found.append(f"ended by signal {-self.code}")
-        elif "Traceback" in self.errors + self.said:
+        elif "Traceback" in self.errors:
             found.append(f"a trace: {lines[-1] if lines else ''}")
         elif self.code == 2 and (len(lines) != 1 or not lines[0].startswith("jdfl-lightning: ")):
             found.append(f"exit code 2 with {len(lines)} lines of errors: {' / '.join(lines)[:300]}")
@@ -123,6 +124,7 @@ def _live(work: Callable[[], int | None], folder: Path, log: Path, more_memory: 
         os.chdir(folder / "work")
         for name, place in (("XDG_DATA_HOME", "data"), ("JDFL_CACHE", "cache"), ("TMPDIR", "tmp")):
             os.environ[name] = str(folder / place)
+        tempfile.tempdir = None
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(log / "out", os.O_WRONLY), 1)
         os.dup2(os.open(log / "err", os.O_WRONLY), 2)
@@ -134,9 +136,8 @@ def _live(work: Callable[[], int | None], folder: Path, log: Path, more_memory: 
 
         def watch(event: str, args: tuple[Any, ...]) -> None:
             other = [path for path in changes(event, args) if not f"{path}/".startswith(allowed)]
-            if event in ("os.system", "os.exec", "os.posix_spawn", "socket.connect"):
-                other = [f"{event} {args[:2]}"]
-            elif event == "subprocess.Popen" and args[0] != sys.executable:
+            started = event == "subprocess.Popen" and args[0] != sys.executable
+            if started or event in ("os.system", "os.exec", "os.posix_spawn", "socket.connect"):
                 other = [f"{event} {args[:2]}"]
             if other:
                 os.write(strayed, f"{event} {other[0]}\n".replace("\0", "?").encode(errors="replace"))

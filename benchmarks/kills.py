@@ -3,8 +3,9 @@
     python benchmarks/kills.py            # every change; an hour on one core
     python benchmarks/kills.py --every 10 # every tenth
 
-The changes are every file opened for writing, every write, sync, rename, link, removed file and new folder, in the run
-folder and in the user's data folder, where the secret is. Each of them is a case, in a process of its own, in three ways:
+The changes are every file opened for writing, every write, sync, rename, link, removed file and new folder, in the
+run folder and in the user's data folder, where the secret is. Each of them is a case, in a process of its own, in three
+ways:
 
 - killed: SIGKILL before the change; for a write, after half of its bytes.
 - I/O error: the change fails with EIO, once; a write after half of its bytes.
@@ -13,11 +14,11 @@ folder and in the user's data folder, where the secret is. Each of them is a cas
 A case passes if all of this holds:
 
 1. With an error, the command ends with exit code 2 and one line, or with 0 if it could do without.
-2. ``fit --resume RUN`` then ends with exit code 0. It may refuse, with exit code 2 and one line, in two situations: there
-   is no config.yaml yet, as nothing was finished; then the first command with ``--resume auto`` has to do. Or the secret
-   could not be written, so that the config is not signed; then ``--trust true`` has to do.
-3. What is in the folder in the end is what the uninterrupted run leaves: names and contents of all files, but for times
-   and pictures; the config is signed; the data folder holds the secret and nothing else.
+2. ``fit --resume RUN`` then ends with exit code 0. It may refuse, with exit code 2 and one line, in two situations.
+   There is no config.yaml yet, as nothing was finished: then the first command with ``--resume auto`` has to do. Or the
+   secret could not be written, so that the config is not signed: then ``--trust true`` has to do.
+3. What is in the folder in the end is what the uninterrupted run leaves: names and contents of all files, but for
+   times and pictures; the config is signed; the data folder holds the secret and nothing else.
 4. Nothing else was written, made or removed in any of these commands.
 
 Also: memory and open files over 500 fits of one process.
@@ -32,6 +33,7 @@ import gc
 import io
 import os
 import resource
+import shlex
 import shutil
 import signal
 import sys
@@ -48,20 +50,20 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from forked import Ended, changes, run_forked
-from helpers import contents
 from matplotlib.figure import Figure
 from timing import write_section
 from torch import Tensor
 
+from helpers import contents
 from jdfl_lightning import SCAFFOLD, DigitsDomains, Experiment, experiment, trust
 from jdfl_lightning.cli import main as command
 from jdfl_lightning.client import Site, fit_client
 from jdfl_lightning.messages import FitTask
 
-COMMON = (
+COMMON = shlex.split(
     "fit --run_dir run --data.size 8 --data.num_clients 4 --data.test_fraction 0.5 --backbone helpers.tiny_net "
     "--backend LocalBackend --rounds 3 --epochs 1 --client_fraction 1 --batch_size 64 --lr 0.3 --clustering.epochs 1"
-).split()
+)
 GRADED = [*COMMON, "--algorithm", "SCAFFOLD", "--supervision", "graded", "--num_domains", "3"]
 RESUME = ["fit", "--resume", "run"]
 SCENARIOS: dict[str, list[str]] = {
@@ -191,7 +193,9 @@ def recover(folder: Path, args: list[str]) -> tuple[str, list[str]]:
     return how, ended.problems() + refused
 
 
-def try_case(folder: Path, begun: Path | None, args: list[str], at: int, way: str, whole: dict[str, Any]) -> tuple[str, list[str]]:
+def try_case(
+    folder: Path, begun: Path | None, args: list[str], at: int, way: str, whole: dict[str, Any]
+) -> tuple[str, list[str]]:
     """Let one change go wrong; return how the run was recovered, and all that was wrong."""
     for place in (folder, folder.with_name(f"{folder.name}.log")):
         shutil.rmtree(place, ignore_errors=True)
@@ -252,7 +256,7 @@ def run_scenario(name: str, folder: Path, every: int, ways: tuple[str, ...]) -> 
 def warm_up(folder: Path) -> None:
     """Make every run cheaper, before anything is forked: images are rendered once, pictures are empty."""
     torch.set_num_threads(1)
-    setattr(DigitsDomains, "load", _rendered)
+    DigitsDomains.load = _rendered
     for name in ("draw_curves", "draw_discovery"):
         setattr(experiment, name, lambda _: Figure(figsize=(1, 1)))
     os.environ["XDG_DATA_HOME"] = str(folder)
@@ -301,12 +305,17 @@ def endure(fits: int) -> str:
 def main() -> None:
     """Try it, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=int, default=1, help="take every so many changes; below all, no page is written")
+    parser.add_argument(
+        "--every", type=int, default=1, help="take every so many changes; below all, no page is written"
+    )
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--fits", type=int, default=500)
     options = parser.parse_args()
-    lines = ["| run | change | cases | resumed | begun anew | with `--trust true` | wrong |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| run | change | cases | resumed | begun anew | with `--trust true` | wrong |",
+        "|---|---|---|---|---|---|---|",
+    ]
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place).resolve()

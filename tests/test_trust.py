@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,15 @@ import yaml
 
 from helpers import Lines, experiment
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, PoolBackend, fit
-from jdfl_lightning.checkpoint import ClientStates, load_record, save_record
+from jdfl_lightning.checkpoint import ClientStates, load_record, read_header, save_record
 from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.config import Checkpointing
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.errors import InputError, StorageError
 from jdfl_lightning.files import parse_json, parse_settings, read_json
-from jdfl_lightning.run_folder import load_model
-from jdfl_lightning.tensors import Record
-from jdfl_lightning.trust import PACKAGES, is_own, known_backbone, settings_to_use, sign
+from jdfl_lightning.findings import read_findings
+from jdfl_lightning.run_folder import digest_discovery, digest_metrics, last_round, load_model, read_discovery
+from jdfl_lightning.tensors import Record, Tensors
+from jdfl_lightning.trust import PACKAGES, is_own, known_backbone, saved_settings, settings_to_use, sign
 
 
 @pytest.fixture
@@ -176,7 +179,7 @@ def test_a_kill_while_the_secret_is_made_leaves_nothing_behind() -> None:
     folder = Path(os.environ["XDG_DATA_HOME"]) / "jdfl-lightning"
     pid = os.fork()
     if pid == 0:  # the file aside is written and not yet in place
-        os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+        os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)
         sign(b"rounds: 1")
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
@@ -337,6 +340,106 @@ def test_a_discovery_that_was_edited_is_noticed() -> None:
     Path("run/discovery.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match=r"discovery\.json has changed"):
         fit(experiment(resume="run", supervision="hard", rounds=2))
+
+
+FORGERIES: list[Callable[[Record], object]] = [
+    lambda record: record["weights"].pop("head.weight"),
+    lambda record: record["weights"].update({"head.weight": torch.zeros(())}),
+    lambda record: record["weights"].update({"head.bias": record["weights"]["head.bias"][:1]}),
+    lambda record: record["weights"].update({"head.bias": record["weights"]["head.bias"].long()}),
+    lambda record: record["buffers"].update({"backbone.x": torch.zeros(1)}),
+]
+"""Well-formed records, their checksums right, that are not of this network."""
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_weights_of_another_network_are_named(
+    own_run: Path, forge: Callable[[Record], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, about = load_record(own_run / "best.safetensors")
+    record.setdefault("buffers", {})
+    forge(record)
+    save_record(own_run / "best.safetensors", record, about)
+    assert main(["test", "--run", str(own_run)]) == BAD_INPUT
+    assert "Expected the best weights of run to be a PaperCNN's but" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("forge", [*FORGERIES, lambda record: record.pop("server.c")])
+def test_a_checkpoint_of_another_network_or_algorithm_is_named(forge: Callable[[Record], object]) -> None:
+    fit(experiment(run_dir="run", supervision="base", rounds=2, algorithm=SCAFFOLD()))
+    record, about = load_record(Path("run/checkpoints/2.safetensors"))
+    record.setdefault("buffers", {})
+    forge(record)
+    save_record(Path("run/checkpoints/2.safetensors"), record, about)
+    with pytest.raises(InputError, match="Expected a checkpoint of this network and algorithm but"):
+        resumes(algorithm=SCAFFOLD())
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "config.yaml": saved_settings,
+    "metrics.csv": last_round,
+    "discovery.json": read_discovery,
+    "discovery.safetensors": digest_discovery,
+    "best.safetensors": lambda folder: load_model(folder, "best"),
+    "checkpoints/1.safetensors": lambda folder: read_header(folder / "checkpoints/1.safetensors"),
+    "diagnosis.csv": read_findings,
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="named pipes")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_regular_file_is_not_read(name: str, kind: str, trained: Path) -> None:
+    """A pipe that nobody writes to is never read to its end, and neither is /dev/zero."""
+    shutil.copytree(trained, "run")
+    file = Path("run", name)
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    with pytest.raises(StorageError, match=rf"{file.name}.*not a regular file"):
+        READERS[name](Path("run"))
+    assert not is_own(Path("run"))  # looks into config.yaml; here, the secret is another as well
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run with pseudo-domains, made once; whoever wants to change it takes a copy."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder / "data"))
+        yield fit(experiment(run_dir=str(folder / "run"), supervision="hard", rounds=1)).folder
+
+
+@pytest.mark.parametrize("row", ["1", "1,2,3,4"])
+def test_a_row_with_other_cells_than_the_first_line_is_named(row: str) -> None:
+    Path("metrics.csv").write_text(f"round,test/acc,train/loss\n{row}\n")
+    with pytest.raises(StorageError, match=r"metrics\.csv .*more or fewer cells"):
+        digest_metrics(Path(), 1)
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda updates, mu: updates.update(clients=updates["clients"].float()),
+        lambda updates, mu: updates.update(clients=updates["clients"] + 1),  # there is no client 4
+        lambda updates, mu: updates.update(clients=updates["clients"] * 0),
+        lambda updates, mu: updates.update(u=updates["u"][:1]),
+        lambda updates, mu: updates.update(u=updates["u"] * float("nan")),
+        lambda updates, mu: mu.update(mu=mu["mu"].long()),
+        lambda updates, mu: mu.update(mu=mu["mu"][:1]),
+        lambda updates, mu: mu.update(mu=mu["mu"][:, 1:]),
+    ],
+)
+def test_vectors_of_another_discovery_are_named(forge: Callable[[Tensors, Tensors], object], trained: Path) -> None:
+    shutil.copytree(trained, "run")
+    record, about = load_record(Path("run/discovery.safetensors"))
+    forge(record["updates"], record["centroids"])
+    save_record(Path("run/discovery.safetensors"), record, about)
+    with pytest.raises(StorageError, match=r"discovery\.safetensors (has|is)"):
+        fit(experiment(discovery="run", supervision="hard", rounds=1))
 
 
 def test_other_versions_are_a_note() -> None:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from jdfl_lightning.errors import StorageError
-from jdfl_lightning.files import checked, is_aside, parse_json, write_whole
+from jdfl_lightning.files import checked, is_aside, parse_json, require_regular, write_whole
 from jdfl_lightning.tensors import Record, Tensors
 
 CHECKPOINTS, CLIENTS = "checkpoints", "clients"
@@ -55,11 +55,16 @@ def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = No
     write_whole(file, save(tensors, {_KEY: f"{_digest(tensors, text)} {text}"}), private)
 
 
+def _open(file: Path) -> safe_open:
+    require_regular(file)
+    return safe_open(file, framework="pt")
+
+
 def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
     """Read a record and what is stored with it; a file that is missing, damaged or foreign is named in the error."""
     tensors: Tensors = {}
     try:
-        with safe_open(file, framework="pt") as stored:
+        with _open(file) as stored:
             digest, _, text = (stored.metadata() or {})[_KEY].partition(" ")
             for key in stored.keys():  # noqa: SIM118 - not a dict
                 tensors[key] = stored.get_tensor(key)
@@ -84,7 +89,7 @@ def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
 def stored_digest(file: Path) -> str:
     """Return the checksum that is stored in a record's file, without reading its tensors."""
     try:
-        with safe_open(file, framework="pt") as stored:
+        with _open(file) as stored:
             return str((stored.metadata() or {})[_KEY].partition(" ")[0])
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise StorageError(f"Expected saved tensors but {file} cannot be read: {error}.") from error
@@ -342,7 +347,7 @@ def _from_table(table: Tensors) -> dict[int, int]:
 def read_header(file: Path) -> CheckpointHeader:
     """Read what a checkpoint holds beside the server's tensors, and not these."""
     try:
-        with safe_open(file, framework="pt") as stored:
+        with _open(file) as stored:
             about = parse_json((stored.metadata() or {})[_KEY].partition(" ")[2])
             clients, joined = (
                 {name: stored.get_tensor(f"{group}/{name}") for name in ("client", "value")}

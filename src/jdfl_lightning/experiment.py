@@ -46,6 +46,7 @@ from jdfl_lightning.run_folder import (
     save_figure,
     save_joined,
 )
+from jdfl_lightning.tensors import misfit
 from jdfl_lightning.trainer import check_trainer
 from jdfl_lightning.trust import CONFIG
 
@@ -174,7 +175,7 @@ def _find(
 ) -> PseudoDomains:
     """Phase 1: what this run has found before, or what is to be found in updates, given or still to be asked for."""
     folder, data, true_domains = journal.folder, journal.data, experiment.data.true_domains
-    known = load_discovery(folder, data)
+    known = load_discovery(folder, data, experiment.data.num_clients)
     if known is None:
         if updates is None:
             updates = collect_updates(experiment, runner, site, journal.step, journal.unassigned)
@@ -221,8 +222,13 @@ def _run(
 
 def _reached_state(reached: Reached, start: ServerState) -> ServerState:
     """Return the state that an earlier run has reached, in the form that this one would have."""
-    if set(start.weights) != set(reached.state.weights):
-        raise StorageError("Expected a checkpoint of this network but its weights have other names.")
+    problem = (
+        misfit(reached.state.weights, start.weights)
+        or misfit(reached.state.buffers, start.buffers)
+        or next(filter(None, (misfit(reached.state.record.get(g, {}), like) for g, like in start.record.items())), None)
+    )
+    if problem:
+        raise StorageError(f"Expected a checkpoint of this network and algorithm but {problem}.")
     weights = {name: reached.state.weights[name] for name in start.weights}
     domains = start.domains
     if domains is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,8 +21,8 @@ from jdfl_lightning.errors import InputError, StorageError
 _T = TypeVar("_T")
 _MOST_BYTES = 1 << 20
 """Size of the largest settings file."""
-_MOST_JSON = 64 << 20
-"""Size of the largest JSON file: a discovery has a line or two for each client."""
+_MOST_TEXT = 64 << 20
+"""Size of the largest JSON or CSV file: a discovery has a line or two for each client."""
 _MOST_NODES = 100_000
 """Values in a settings file, those that an alias repeats included."""
 _MOST_LEVELS = 50
@@ -123,12 +125,29 @@ def refuse_links(folder: Path, subfolders: Iterable[str]) -> None:
                 )
 
 
-def _read(file: Path, limit: int) -> str:
+def require_regular(file: Path) -> None:
+    """Raise an OSError if a file is a pipe, a device or a folder: reading it may never end."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+
+
+def read_small(file: Path) -> bytes:
+    """Read a file of settings; raise a ValueError if it is too large for one, or an OSError."""
+    return _read(file, _MOST_BYTES)
+
+
+def read_text(file: Path) -> str:
+    """Read a JSON or CSV file; raise a ValueError if it is too large or no text, or an OSError."""
+    return _read(file, _MOST_TEXT).decode()
+
+
+def _read(file: Path, limit: int) -> bytes:
+    require_regular(file)
     with file.open("rb") as content:
-        text = content.read(limit + 1)
-    if len(text) > limit:
+        found = content.read(limit + 1)
+    if len(found) > limit:
         raise ValueError(f"it is larger than {limit:,} bytes")
-    return text.decode()
+    return found
 
 
 def read_settings(file: Path, aliases: bool = False) -> dict[str, Any]:
@@ -138,7 +157,7 @@ def read_settings(file: Path, aliases: bool = False) -> dict[str, Any]:
         file: the YAML file.
         aliases: whether it may use YAML's aliases.
     """
-    return parse_settings(_read(file, _MOST_BYTES), aliases)
+    return parse_settings(read_small(file).decode(), aliases)
 
 
 def parse_settings(text: str, aliases: bool = False) -> dict[str, Any]:
@@ -186,7 +205,7 @@ def _check_yaml(text: str, aliases: bool) -> None:
 
 def read_json(file: Path) -> Any:
     """Read a JSON file; raise a ValueError that says what is wrong with it, or an OSError."""
-    return parse_json(_read(file, _MOST_JSON))
+    return parse_json(read_text(file))
 
 
 def parse_json(text: str) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.files import write_whole
+from jdfl_lightning.files import read_text, write_whole
 from jdfl_lightning.run_folder import DIAGNOSIS
 
 
@@ -54,8 +54,8 @@ def write_findings(folder: Path, findings: Sequence[Finding]) -> None:
 def read_findings(folder: Path) -> list[Finding]:
     """Read ``diagnosis.csv``."""
     try:
-        with (folder / DIAGNOSIS).open(newline="") as lines:
-            return [_parse(row) for row in csv.DictReader(lines)]
+        lines = io.StringIO(read_text(folder / DIAGNOSIS), newline="")
+        return [_parse(row) for row in csv.DictReader(lines)]
     except FileNotFoundError as error:
         raise InputError(f"Expected the folder of a diagnosis but {folder} has no {DIAGNOSIS}.") from error
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:

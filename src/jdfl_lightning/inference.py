@@ -23,6 +23,7 @@ from jdfl_lightning.joint import Score, class_probabilities, predict_class, spli
 from jdfl_lightning.models import build_backbone
 from jdfl_lightning.report.markup import csv_cell
 from jdfl_lightning.run_folder import SavedModel, Which, load_model, read_run
+from jdfl_lightning.tensors import misfit
 from jdfl_lightning.trust import is_own, known_backbone, require_known, saved_settings
 
 _BATCH = 64
@@ -54,6 +55,11 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Whi
                 f"Expected the images of the run but the {which} weights of {folder} know the classes "
                 f"{', '.join(known)} and --data.root has {', '.join(experiment.data.class_names)}."
             )
+        outputs = model.weights.get("head.weight")
+        num_domains = 1 if outputs is None or outputs.ndim == 0 else max(1, len(outputs) // len(known))
+        weights, buffers = site.initial(num_domains)
+        if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers):
+            raise InputError(f"Expected the {which} weights of {folder} to be a {experiment.backbone}'s but {problem}.")
     return {which: evaluate(site, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()}
 
 

@@ -120,7 +120,7 @@ def take_up(experiment: Experiment, data: str) -> Updates | None:
     if not (folder / DISCOVERY).is_file():
         raise InputError(f"Expected --discovery to be a folder with a {DISCOVERY} but got {folder}.")
     check_updates(experiment, folder)
-    found = load_discovery(folder, data)
+    found = load_discovery(folder, data, experiment.data.num_clients)
     if found is None:
         raise InputError(f"Expected --discovery to be of the same images but those of {folder} differ, or their split.")
     return found[0]

@@ -22,7 +22,7 @@ from jdfl_lightning.checkpoint import CHECKPOINTS, CLIENTS, load_record, save_re
 from jdfl_lightning.clustering import PseudoDomains, project
 from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.files import checked, is_aside, read_json, read_settings, refuse_links, write_whole
+from jdfl_lightning.files import checked, is_aside, read_json, read_settings, read_text, refuse_links, write_whole
 from jdfl_lightning.joint import Score
 from jdfl_lightning.tensors import Tensors
 from jdfl_lightning.trust import CONFIG
@@ -124,8 +124,10 @@ def _read_rows(folder: Path) -> list[dict[str, Any]]:
     if not (folder / METRICS).exists():
         return []
     try:
-        with (folder / METRICS).open(newline="") as lines:
-            return list(csv.DictReader(lines))
+        rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(read_text(folder / METRICS), newline="")))
+        if any(None in row or None in row.values() for row in rows):
+            raise ValueError("a row has more or fewer cells than the first line")
+        return rows
     except (OSError, ValueError, csv.Error) as error:
         raise StorageError(f"Expected a table but {folder / METRICS} cannot be read: {error}.") from error
 
@@ -292,12 +294,13 @@ def _read_discovery(folder: Path, kind: type) -> dict[str, Any]:
         raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
 
 
-def load_discovery(folder: Path, data: str) -> tuple[Updates, PseudoDomains] | None:
+def load_discovery(folder: Path, data: str, num_clients: int) -> tuple[Updates, PseudoDomains] | None:
     """Read what Phase 1 gave; nothing if there is nothing yet, or if it is of other images.
 
     Args:
         folder: of a run, or of a discovery alone.
         data: fingerprint of the images.
+        num_clients: N; who is in it has to be one of them.
     """
     if not (folder / DISCOVERY).exists():
         return None
@@ -306,16 +309,22 @@ def load_discovery(folder: Path, data: str) -> tuple[Updates, PseudoDomains] | N
     try:
         if found["data"] != data:
             return None
+        clients, vectors, centroids = record["updates"]["clients"], record["updates"]["u"], record["centroids"]["mu"]
+        _check_vectors(clients, vectors, centroids, num_clients)
+        domains = {int(client): int(domain) for client, domain in found["assignments"].items()}
+        same = list(domains) == clients.tolist() and len(centroids) == found["num_domains"]
+        if not same or max(domains.values()) >= len(centroids):
+            raise ValueError(f"{VECTORS} is of another discovery")
         updates = Updates(
-            clients=record["updates"]["clients"].tolist(),
-            vectors=record["updates"]["u"],
+            clients=clients.tolist(),
+            vectors=vectors,
             left_out={int(client): str(reason) for client, reason in found["left_out"].items()},
             bytes_down=int(found["bytes_down"]),
             bytes_up=int(found["bytes_up"]),
         )
         return updates, PseudoDomains(
-            assignments={int(client): int(domain) for client, domain in found["assignments"].items()},
-            centroids=record["centroids"]["mu"],
+            assignments=domains,
+            centroids=centroids,
             criterion=str(found["criterion"]),
             inertias={int(m): float(value) for m, value in found["inertias"].items()},
             silhouettes={int(m): float(value) for m, value in found["silhouettes"].items()},
@@ -323,6 +332,18 @@ def load_discovery(folder: Path, data: str) -> tuple[Updates, PseudoDomains] | N
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
+
+
+def _check_vectors(clients: torch.Tensor, vectors: torch.Tensor, centroids: torch.Tensor, num_clients: int) -> None:
+    """Raise a ValueError unless these are ids, a vector for each of them, and centroids of such vectors."""
+    ids = clients.dtype == torch.long and clients.ndim == 1 and 0 < len(clients) == len(clients.unique())
+    if not ids or clients.min() < 0 or clients.max() >= num_clients:
+        raise ValueError(f"{VECTORS} has vectors of other clients")
+    sizes = vectors.ndim == centroids.ndim == 2 and len(vectors) == len(clients) and len(centroids) > 0
+    if not (sizes and vectors.shape[1] == centroids.shape[1]):
+        raise ValueError(f"{VECTORS} has no vector for each client")
+    if not all(part.dtype == torch.float32 and part.isfinite().all() for part in (vectors, centroids)):
+        raise ValueError(f"{VECTORS} has vectors that are not finite, or not of {torch.float32}")
 
 
 def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -50,6 +50,22 @@ def num_bytes(record: Mapping[str, Mapping[str, Tensor]]) -> int:
     return sum(tensor.numel() * tensor.element_size() for group in record.values() for tensor in group.values())
 
 
+def misfit(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:
+    """Return why named tensors cannot take the place of others, whose names and shapes they need; none if they can.
+
+    >>> misfit({"w": torch.zeros(2)}, {"w": torch.zeros(3)})
+    'w has the shape (2,) and not (3,)'
+    """
+    if names := sorted(set(tensors) ^ set(like)):
+        return f"the names differ: {', '.join(names[:3])}"
+    for name, tensor in tensors.items():
+        if tensor.shape != like[name].shape:
+            return f"{name} has the shape {tuple(tensor.shape)} and not {tuple(like[name].shape)}"
+        if tensor.is_floating_point() != like[name].is_floating_point():
+            return f"{name} is of {tensor.dtype} and not of {like[name].dtype}"
+    return None
+
+
 def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:
     """Return zeros of the same names and shapes.
 

@@ -17,7 +17,7 @@ from typing import Any
 import platformdirs
 
 from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.files import locked, read_settings, remove_asides, write_whole
+from jdfl_lightning.files import locked, read_settings, read_small, remove_asides, write_whole
 
 CONFIG = "config.yaml"
 """The settings of a run, in its folder."""
@@ -59,8 +59,8 @@ def sign(text: bytes) -> bytes:
 def is_own(folder: Path) -> bool:
     """Return whether this user's signature on the settings of a run folder is there and right."""
     try:
-        content = (folder / CONFIG).read_bytes()
-    except OSError:
+        content = read_small(folder / CONFIG)
+    except (OSError, ValueError):
         return False
     found, secret = _SIGNATURE.match(content), _secret()
     if found is None or secret is None:
