@@ -37,6 +37,7 @@ from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.data.folder import KnownDomains
+from jdfl_lightning.federation.roster import read_roster
 from jdfl_lightning.run_folder import read_run
 from pages import PAGES, ROOT, Block, Command, commands, read
 
@@ -51,7 +52,7 @@ TRAINING = ("fit", "discover", "diagnose", "suite")
 """Commands that take long: they go as far as the settings."""
 FOREIGN = {"flower-superlink": 0, "flower-supernode": 0, "flwr": 2, "ray": 1}
 """Programs of deployments, and how many words of subcommands they have at most: their options are looked up."""
-HOOKS = ("init_server", "init_client", "broadcast", "local", "aggregate", "other_models")
+HOOKS = ("init_server", "init_client", "broadcast", "local", "upload_form", "aggregate", "other_models")
 SAFE = ("openssl", "printf", "ssh-keygen")
 """Programs that are run, where they are installed: they write small files and nothing else."""
 
@@ -111,6 +112,11 @@ class Page:
             assert model.head.out_features == model.head.num_classes * model.targets.num_domains
         else:
             parse_experiment("fit", ["--config", "block.yaml"])
+
+    def _json(self, text: str) -> None:
+        """The sites of a federation."""
+        Path("block.json").write_text(text)
+        assert read_roster("block.json")
 
     def _toml(self, text: str) -> None:
         assert tomllib.loads(text)
