@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -27,6 +28,7 @@ from jdfl_lightning.models import build_backbone
 from jdfl_lightning.rounds import ServerState, run_rounds
 from jdfl_lightning.seeding import derive_seed, isolated_randomness, sample_clients, torch_generator
 from jdfl_lightning.tensors import Record, RunningSum, Tensors, flatten
+from jdfl_lightning.trainer import check_trainer
 
 
 def task_for(run: Experiment, client: int = 1, number: int = 3, m: int = 3) -> FitTask:
@@ -130,6 +132,28 @@ def test_options_reach_the_trainer() -> None:
     full, _ = fit_client(Site(experiment()), task, {})
     difference = (flatten(half.weights) - flatten(full.weights)).norm()
     assert 0 < difference < 0.1 * (flatten(full.weights) - flatten(task.weights)).norm()
+
+
+def test_a_matrix_unit_that_ends_the_process_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on virtual machines that announce one: the first try ends in a signal, the second does without it."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    tries: list[str | None] = []
+
+    def dies(works: bool) -> Callable[[], bool]:
+        def computes() -> bool:
+            tries.append(os.environ.get("ONEDNN_MAX_CPU_ISA"))
+            return works and tries[-1] is not None
+
+        return computes
+
+    half = TrainerOptions(precision="bf16-mixed", accelerator="cpu")
+    monkeypatch.setattr("jdfl_lightning.trainer._computes", dies(works=True))
+    check_trainer(half)
+    assert tries == [None, "AVX512_CORE_FP16"]
+    monkeypatch.setattr("jdfl_lightning.trainer._computes", dies(works=False))
+    with pytest.raises(InputError, match=r"bf16-mixed ends the process: set the variable ONEDNN_MAX_CPU_ISA"):
+        check_trainer(half)
+    check_trainer(TrainerOptions(accelerator="cpu"))  # not asked
 
 
 # --- aggregation

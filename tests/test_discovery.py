@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -250,7 +251,10 @@ def test_graded_targets_for_any_centroids(mu: torch.Tensor, alpha: float, tau: f
     assert table.sum(dim=1).tolist() == pytest.approx([1] * m, abs=1e-6)
     assert table.diagonal().tolist() == pytest.approx([own] * m)
     assert (table >= 0).all()
-    similarities = torch.nn.functional.cosine_similarity(mu.double()[:, None], mu.double()[None], dim=2)
+    # torch's own cosines are wrong for very short vectors
+    lengths = [math.sqrt(sum(x * x for x in row)) or 1.0 for row in mu.tolist()]
+    unit = [[x / length for x in row] for row, length in zip(mu.tolist(), lengths, strict=True)]
+    similarities = torch.tensor([[sum(x * y for x, y in zip(a, b, strict=True)) for b in unit] for a in unit]).double()
     for d in range(m):
         others = [other for other in range(m) if other != d]
         for a in others:

@@ -37,6 +37,7 @@ from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.data.folder import KnownDomains
+from jdfl_lightning.federation.roster import read_roster
 from jdfl_lightning.run_folder import read_run
 from pages import PAGES, ROOT, Block, Command, commands, read
 
@@ -59,6 +60,7 @@ HOOKS = (
     "sample",
     "broadcast",
     "local",
+    "upload_form",
     "aggregate",
     "metrics",
     "other_models",
@@ -122,6 +124,11 @@ class Page:
             assert model.head.out_features == model.head.num_classes * model.targets.num_domains
         else:
             parse_experiment("fit", ["--config", "block.yaml"])
+
+    def _json(self, text: str) -> None:
+        """The sites of a federation."""
+        Path("block.json").write_text(text)
+        assert read_roster("block.json")
 
     def _toml(self, text: str) -> None:
         assert tomllib.loads(text)

@@ -876,23 +876,24 @@ def test_a_site_with_more_clients_than_listed_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has none"),
-        ("[1, 2]", "has none"),
-        ("{", "cannot be read"),
-        ("a: {}", "numbers from 0 but got 'a'"),
-        ("true: {}", "numbers from 0 but got True"),
-        ("-1: {}", "numbers from 0 but got -1"),
-        ("0: 5", "site 0 in roster.yaml to have key, clients, images but got 5"),
-        ("0: {picture: 5}", "to have key, clients, images"),
-        ("0: {images: many}", "images of site 0 in roster.yaml to be a number above 0 but got 'many'"),
-        ("0: {clients: 0}", "clients of site 0"),
-        ("0: {key: site0.key.pub}", "the line in its .pub file"),
+        ("", "holds no settings"),
+        ("{}", "has none"),
+        ("[1, 2]", "holds no settings"),
+        ("{", "roster.yaml is not"),
+        ("a: {}", "a.*integer"),
+        ("true: {}", "true.*integer"),
+        ("-1: {}", "-1.*greater than or equal to 0"),
+        ("0: 5", "0: .*object"),
+        ("0: {picture: 5}", "0.picture: Unexpected keyword"),
+        ("0: {images: many}", "0.images: .*integer"),
+        ("0: {clients: 0}", "0.clients: .*greater than or equal to 1"),
+        ("0: {key: site0.key.pub}", "0.key: .*pattern"),
     ],
 )
 def test_a_roster_that_cannot_be_used(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_roster(write_roster(text))
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"nowhere\.yaml"):
         read_roster("nowhere.yaml")
 
 

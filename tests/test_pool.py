@@ -176,7 +176,7 @@ def test_no_process_and_no_file_is_left(ending: signal.Signals, tmp_path: Path) 
             assert time.monotonic() < deadline
             time.sleep(0.1)
         server.send_signal(ending)
-        out, err = server.communicate(timeout=30)
+        out, err = server.communicate(timeout=120)  # the clients under way come to their end
     finally:
         server.kill()
     assert server.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(ending, -ending), out + err

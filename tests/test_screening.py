@@ -150,7 +150,7 @@ def test_fedproc_refuses_sums_that_no_images_have() -> None:
     assert not play(boast, folder="honest", algorithm=FedProc(), rounds=2).refusals
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true", "bf16-mixed"])
 @pytest.mark.parametrize("name", ["SCAFFOLD", "FedDC", "FedProc", "FedAvg"])
 def test_what_is_declared_is_what_clients_send(name: str, precision: str) -> None:
     """In every round, for clients that come again and such that come later, whatever types there are by then."""

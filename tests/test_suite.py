@@ -233,7 +233,7 @@ def test_whatever_a_run_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--seeds=-1"], "--seeds to be 0 or more"),
         (["--seeds", "x"], "--seeds"),
         (["--algorithms", "FedAvg,Nothing"], "--algorithm to be the name"),
-        (["--supervisions", "soft"], "--supervisions to be some of base, hard, graded, random"),
+        (["--supervisions", "soft"], "--supervisions to be one of 'base', 'hard', 'graded', 'random'"),
         (["--num_domains", "0..2"], "--num_domains to be 1 or more"),
         (["--num_domains", "7"], "--num_domains to be between 1 and the number of clients"),
         (["--num_domains", "5..2"], "--num_domains to be different values"),

@@ -102,6 +102,8 @@ def require_type(flag: str, value: object, hint: Any) -> None:
 
 
 def _is_a(value: object, option: Any) -> bool:
+    if option is Any:
+        return True
     if get_origin(option) is Literal:
         return any(value == choice and type(value) is type(choice) for choice in get_args(option))
     if get_origin(option) is list:

@@ -64,10 +64,8 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         form: what is expected.
         algorithm: is asked about an upload with which nothing is wrong otherwise.
     """
-    expected, answered = (
-        _groups(form.weights, form.buffers, form.upload),
-        _groups(result.weights, result.buffers, result.upload),
-    )
+    expected = _groups(form.weights, form.buffers, form.upload)
+    answered = _groups(result.weights, result.buffers, result.upload)
     if set(answered) != set(expected):
         return f"it has other uploads than were declared: {_differing(answered, expected)}"
     for what, tensors in answered.items():

@@ -51,7 +51,7 @@ class Matrix:
             distinct = values is None or 0 < len(values) == len(set(values))
             require(distinct, f"--{name}", "different values", list(values or ()))
         for supervision in self.supervisions:
-            require_choice("--supervisions", supervision, get_args(Supervision))
+            require_choice("every one of --supervisions", supervision, get_args(Supervision))
         require(min(self.seeds) >= 0, "--seeds", "0 or more", list(self.seeds))
         require(min(self.num_domains or [1]) >= 1, "--num_domains", "1 or more", list(self.num_domains or ()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import signal
 import threading
 import warnings
@@ -16,6 +17,7 @@ from typing import Literal
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import CPUAccelerator
 
 from jdfl_lightning.errors import InputError, require, require_types
 
@@ -90,6 +92,34 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+_ISA = "ONEDNN_MAX_CPU_ISA"
+"""Variable by which oneDNN, which computes torch's products of matrices on Intel's CPUs, is told what not to use."""
+
+
+def survives_half_precision() -> bool:
+    """Return whether products in half precision work on this CPU, if need be without its matrix unit (AMX).
+
+    Some virtual machines announce that unit and end a process that uses it. A process of its own finds out; if it ends,
+    oneDNN is told to do without, which it hears if it has computed nothing yet.
+    """
+    if os.name != "posix" or _computes():
+        return True
+    os.environ.setdefault(_ISA, "AVX512_CORE_FP16")
+    return _computes()
+
+
+def _computes() -> bool:
+    """Return whether a process comes to the end of a product in half precision."""
+    if (child := os.fork()) == 0:
+        try:
+            torch.set_num_threads(1)
+            half = torch.ones(32, 1024, dtype=torch.bfloat16)
+            _ = half @ half.T
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
 def check_trainer(options: TrainerOptions) -> None:
     """Raise an `InputError` if Lightning does not take the options on this machine."""
     try:
@@ -97,6 +127,12 @@ def check_trainer(options: TrainerOptions) -> None:
             trainer = silent_trainer(options)
     except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         raise InputError(f"Expected --trainer to have options that work on this machine but: {error}") from error
+    on_cpu, half = isinstance(trainer.accelerator, CPUAccelerator), "16" in options.precision
+    if half and on_cpu and not survives_half_precision():
+        raise InputError(
+            f"Expected --trainer.precision to work on this CPU but {options.precision} ends the process: set the "
+            f"variable {_ISA} to AVX512_CORE_FP16 before Python starts, or choose 32-true."
+        )
     require(trainer.num_devices == 1, "--trainer.devices", "one device, as a client trains on one,", options.devices)
 
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import yaml
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from jdfl_lightning.errors import InputError
 from jdfl_lightning.federation.wire import Facts
+from jdfl_lightning.files import checked, read_settings
+
+Count = Annotated[int, Field(ge=0)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Member:
     """What is known of a site beforehand; nothing is asked of what is not given."""
 
-    key: str | None = None
-    """Its public key, as ``ssh-keygen`` wrote it."""
-    clients: int | None = None
+    key: Annotated[str, Field(pattern=r"^\S+ \S+")] | None = None
+    """Its public key: the line in the ``.pub`` file that ``ssh-keygen`` wrote."""
+    clients: Annotated[int, Field(ge=1)] | None = None
     """The most clients that it has."""
-    images: int | None = None
+    images: Annotated[int, Field(ge=1)] | None = None
     """The most images that it has, to train and to test on."""
 
     def reason_refused(self, facts: Facts, key: str) -> str | None:
@@ -45,39 +48,12 @@ def _parts(key: str) -> list[str]:
 def read_roster(file: str) -> dict[int, Member]:
     """Read a roster: a YAML or JSON file of numbers of sites, each with some of ``key``, ``clients`` and ``images``."""
     try:
-        content = yaml.safe_load(Path(file).read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(
-            f"Expected --backend.roster to be a file of sites but {file} cannot be read: {error}"
-        ) from error
-    if not isinstance(content, dict) or not content:
-        raise InputError(f"Expected --backend.roster to be a file of sites by their numbers but {file} has none.")
-    return {_number(number, file): _member(number, entry, file) for number, entry in content.items()}
-
-
-def _number(value: Any, file: str) -> int:
-    try:
-        number = int(value)  # JSON knows no other keys than texts
-    except (TypeError, ValueError):
-        number = -1
-    if number < 0 or isinstance(value, (bool, float)):
-        raise InputError(f"Expected the sites in {file} to be numbers from 0 but got {value!r}.")
-    return number
-
-
-def _member(number: Any, entry: Any, file: str) -> Member:
-    entry = {} if entry is None else entry
-    known = [field.name for field in fields(Member)]
-    if not isinstance(entry, dict) or set(entry) - {*known}:
-        raise InputError(f"Expected site {number} in {file} to have {', '.join(known)} but got {entry!r}.")
-    for what in ("clients", "images"):
-        value = entry.get(what)
-        if value is not None and (type(value) is not int or value < 1):
-            raise InputError(f"Expected {what} of site {number} in {file} to be a number above 0 but got {value!r}.")
-    key = entry.get("key")
-    if key is not None and (not isinstance(key, str) or len(_parts(key)) != 2):
-        raise InputError(f"Expected key of site {number} in {file} to be the line in its .pub file but got {key!r}.")
-    return Member(**entry)
+        found = checked(dict[Count, Member | None], read_settings(Path(file), aliases=True))
+    except (OSError, ValueError) as error:
+        raise InputError(f"Expected --backend.roster to be a file of sites but {file} is not: {error}.") from error
+    if not found:
+        raise InputError(f"Expected --backend.roster to be a file of sites but {file} has none.")
+    return {number: member or Member() for number, member in found.items()}
 
 
 def capped(sizes: Sequence[int], listed: Sequence[bool], multiple: float) -> list[int]:

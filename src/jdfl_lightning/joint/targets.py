@@ -167,8 +167,11 @@ def graded_table(similarities: Tensor, alpha: float, tau: float) -> Tensor:
 
 def cosine_similarities(centroids: Tensor) -> Tensor:
     """Return the cosine similarity of every pair of centroids (M, D) as (M, M); a zero centroid is similar to none."""
-    unit = nn.functional.normalize(centroids.double(), dim=1)
-    return unit @ unit.T
+    exact = centroids.double()
+    lengths = exact.norm(dim=1, keepdim=True)
+    unit = exact / lengths.masked_fill(lengths == 0, 1.0)
+    similarities: Tensor = unit @ unit.T
+    return similarities
 
 
 class GradedTargets(TargetRule):
