@@ -20,7 +20,7 @@ from helpers import Lines, experiment
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, PoolBackend, fit
 from jdfl_lightning.checkpoint import ClientStates, load_record, read_header, save_record
 from jdfl_lightning.cli import BAD_INPUT, main
-from jdfl_lightning.config import Checkpointing
+from jdfl_lightning.config import Checkpointing, Experiment, as_dict
 from jdfl_lightning.errors import InputError, StorageError
 from jdfl_lightning.files import parse_json, parse_settings, read_json
 from jdfl_lightning.findings import read_findings
@@ -128,8 +128,6 @@ def test_settings_from_elsewhere_import_nothing_unknown(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"algorithm": "os.path.join"},
-        {"algorithm": "settings.yaml"},
         {"backbone": "jdfl_lightning.cli.main"},
         {"backbone": "torchvision.io.write_file"},
         {"backbone": "torchvision/models"},
@@ -144,8 +142,41 @@ def test_names_that_belong_to_no_known_package(
 ) -> None:
     from_elsewhere(own_run, monkeypatch, tmp_path, **settings)
     with pytest.raises(InputError, match="--trust true"):
-        settings_to_use(own_run, trust=False)
-    assert settings_to_use(own_run, trust=True)
+        settings_to_use(own_run, False, as_dict(Experiment()))
+    assert settings_to_use(own_run, True, as_dict(Experiment()))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "bomb.Boom"},
+        {"algorithm": "more.yaml"},
+        {"algorithm.class_path": "bomb.Boom"},
+        {"algorithm.help": "bomb.Boom"},
+        {"algorithm": {"class_path": "FedAvg", "dict_kwargs": {"class_path": "bomb.Boom"}}},
+        {"algorithm": {"class_path": "jdfl_lightning.FedAvg", "init_args.weighting": "bomb.Boom"}},
+        {"config": "more.yaml"},
+        {"config": ["more.yaml"]},
+        {"clustering": "more.yaml"},
+        {"presets": {"FedAvg": {"help": "bomb.Boom"}}, "algorithm": {"class_path": "jdfl_lightning.FedAvg"}},
+        {"backend": {"class_path": "bomb.Boom"}, "logger": {"class_path": "bomb.Boom"}},
+        {7: "bomb.Boom"},
+    ],
+    ids=str,
+)
+def test_settings_of_another_form_import_nothing(
+    own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[Any, Any]
+) -> None:
+    """The parser reads dotted names, further files and options that ask for help; a run writes none of them."""
+    _, mark = bomb(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("more.yaml").write_text("algorithm:\n  class_path: bomb.Boom\n")
+    from_elsewhere(own_run, monkeypatch, tmp_path)
+    config = yaml.safe_load((own_run / "config.yaml").read_text()) | settings
+    (own_run / "config.yaml").write_text(yaml.safe_dump(config))
+    main(["test", "--run", str(own_run)])
+    main(["fit", "--resume", str(own_run), "--rounds", "2", "--backend", "LocalBackend"])
+    assert not mark.exists()
 
 
 def test_a_run_from_elsewhere_that_names_known_classes_needs_no_flag(

@@ -320,7 +320,11 @@ def settings_argument(folder: Path, trust: bool, without: Sequence[str] = ()) ->
         trust: whether the user trusts it, whoever made it.
         without: names of settings to leave out.
     """
-    settings = {name: value for name, value in settings_to_use(folder, trust).items() if name not in without}
+    settings = {
+        name: value
+        for name, value in settings_to_use(folder, trust, as_dict(Experiment())).items()
+        if name not in without
+    }
     return f"--config={yaml.safe_dump(settings, sort_keys=False)}"
 
 

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ PACKAGES = ("jdfl_lightning", "torchvision", "timm")
 """Packages that any run folder may name classes of."""
 _NETWORKS = ("jdfl_lightning.models.", "torchvision.models.", "timm.models.")
 """Where backbones of these packages are."""
-_CLASSES = ("data", "algorithm", "backend", "logger")
+_CLASSES = ("data", "algorithm")
 """Settings whose value is a class with its arguments."""
-_NOT_TAKEN = ("backend", "logger", "discovery", "run_dir", "resume")
-"""Settings that say where a run works and writes: those of a folder from elsewhere are not used."""
+_NOT_TAKEN = ("backend", "logger", "discovery", "run_dir", "resume", "presets")
+"""Settings that say where a run works and writes, or that may be anything: those from elsewhere are not used."""
 _SIGNATURE = re.compile(rb"# signature: ([0-9a-f]{64})\n")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -68,12 +68,28 @@ def is_own(folder: Path) -> bool:
     return hmac.compare_digest(hmac.digest(secret, content[found.end() :], hashlib.sha256).hex().encode(), found[1])
 
 
+def _check_form(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless settings have the form that a run writes: the parser reads others in many ways."""
+    for name, value in settings.items():
+        if name not in known:  # a dotted one would set what is inside of another, a config names a further file
+            raise ValueError(f"there is no setting {name!r}")
+        if name in _CLASSES and not (isinstance(value, dict) and set(value) <= {"class_path", "init_args"}):
+            raise ValueError(f"{name} is no class_path with init_args")
+        if isinstance(known[name], dict) and not isinstance(value, dict):
+            raise ValueError(f"{name} is no group of settings")  # a text would be read as a file's name
+    for key in _keys(settings):
+        if not isinstance(key, str) or not key.isidentifier():
+            raise ValueError(f"{key!r} is no name of a setting")
+
+
+def _keys(settings: Any) -> Iterator[object]:
+    for value in settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ():
+        yield from _keys(value)
+    yield from settings if isinstance(settings, dict) else ()
+
+
 def _strangers(settings: dict[str, Any]) -> Iterator[str]:
     """Give what settings name that belongs to none of the known packages, or that is no name at all."""
-    for name in _CLASSES:
-        value = settings.get(name)
-        if not (value is None or isinstance(value, (bool, dict))):
-            yield from [] if _belongs(value) else [str(value)]  # a file of further settings, say
     backbone = settings.get("backbone")
     if backbone is not None and not known_backbone(backbone):
         yield str(backbone)
@@ -117,12 +133,13 @@ def saved_settings(folder: Path) -> dict[str, Any]:
         raise StorageError(f"Expected the settings of a run but {folder / CONFIG} cannot be read: {error}.") from error
 
 
-def settings_to_use(folder: Path, trust: bool) -> dict[str, Any]:
+def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run folder that may be used; raise an `InputError` that names what would be imported.
 
     Args:
         folder: the run folder.
         trust: whether the user trusts it, whoever made it.
+        known: all settings that there are, with their defaults.
     """
     settings = saved_settings(folder)
     if trust or is_own(folder):
@@ -132,6 +149,10 @@ def settings_to_use(folder: Path, trust: bool) -> dict[str, Any]:
     data = settings.get("data")
     if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
         arguments.pop("download", None)
+    try:
+        _check_form(settings, known)
+    except ValueError as error:
+        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} has others: {error}.") from error
     require_known(folder, list(dict.fromkeys(_strangers(settings))))
     return settings
 
