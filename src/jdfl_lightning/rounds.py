@@ -88,6 +88,8 @@ class _Tally:
         self.metrics: dict[str, float] = {}
         self.buffers = RunningSum()
         self.keeps: dict[int, bool] = {}
+        self.failure: Exception | None = None
+        """What was raised where answers come from; whoever uses them is not to blame."""
 
     def step(self, what: str, done: int, total: int) -> None:
         """Move the display for something else than the round's own fits."""
@@ -102,15 +104,19 @@ class _Tally:
 
     def watch(self, results: Iterator[FitResult]) -> Iterator[FitResult]:
         """Take down what enters the round."""
-        for result in results:
-            self.clients += 1
-            self.bytes += result.num_bytes
-            self.examples += result.num_examples
-            for name, value in result.metrics.items():
-                self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
-            self.buffers.add(result.buffers, result.num_examples)
-            self.keeps[result.client] = result.keeps_state
-            yield result
+        try:
+            for result in results:
+                self.clients += 1
+                self.bytes += result.num_bytes
+                self.examples += result.num_examples
+                for name, value in result.metrics.items():
+                    self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
+                self.buffers.add(result.buffers, result.num_examples)
+                self.keeps[result.client] = result.keeps_state
+                yield result
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 def run_rounds(
@@ -199,14 +205,14 @@ def _run_round(
             weights = private_mean(state.weights, results, len(tasks), experiment.privacy, noise_key, number)
             record = state.record
             break
+        first = next(results, None)
+        if first is None:
+            continue
         try:
-            first = next(results, None)
-            if first is None:
-                continue
             weights, record = algorithm.aggregate(state.weights, state.record, chain([first], results), num_clients)
-        except InputError:
-            raise
-        except Exception as error:  # all answers are of the declared form: it is the algorithm's own
+        except Exception as error:
+            if isinstance(error, InputError) or error is tally.failure:
+                raise
             journal.broken("".join(traceback.format_exception(error)).strip())
             raise InputError(
                 f"{type(algorithm).__name__} could not aggregate round {number}: {type(error).__name__}: {error}"
