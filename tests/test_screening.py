@@ -179,6 +179,23 @@ def test_an_upload_that_nobody_declared_is_an_error() -> None:
 
 
 @dataclass(frozen=True)
+class Puzzled(SCAFFOLD):
+    """SCAFFOLD that cannot say of an upload of ones what is wrong with it."""
+
+    def reason_unusable(self, upload: Record) -> str | None:
+        if float(upload["c_moved"]["head.bias"].sum()) == 10:
+            raise ZeroDivisionError("who divides by this?")
+        return None
+
+
+def test_an_upload_at_which_the_algorithm_raises_is_refused() -> None:
+    odd: Callable[[FitResult], FitResult] = lambda r: upload(r, lambda c: {n: t * 0 + 1 for n, t in c.items()})  # noqa: E731
+    journal = play(odd, algorithm=Puzzled(), rounds=1)
+    reason = "Puzzled.reason_unusable raised ZeroDivisionError('who divides by this?')"
+    assert journal.refusals == [(1, 1, reason)]
+
+
+@dataclass(frozen=True)
 class Mistaken(FedAvg):
     """FedAvg with a mistake in its server half."""
 
@@ -193,6 +210,16 @@ def test_a_mistake_in_aggregate_is_shown_with_its_trace(capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert said.count("return super().aggregate(*args)[2]") == 1
     assert said.count("Traceback") == 1
+
+
+def test_an_error_of_the_backend_is_not_the_algorithms() -> None:
+    def fail(result: FitResult) -> FitResult:
+        if result.client == 2:
+            raise ConnectionError("the cluster is gone")
+        return result
+
+    with pytest.raises(ConnectionError, match="the cluster is gone"):
+        play(fail, rounds=1)
 
 
 @given(lengths=st.lists(st.floats(0, 1e6), min_size=0, max_size=9), multiple=st.floats(1, 10))

@@ -79,6 +79,8 @@ class _Tally:
         self.metrics: dict[str, float] = {}
         self.buffers = RunningSum()
         self.keeps: dict[int, bool] = {}
+        self.failure: Exception | None = None
+        """What was raised where answers come from; whoever uses them is not to blame."""
 
     def step(self, what: str, done: int, total: int) -> None:
         """Move the display for something else than the round's own fits."""
@@ -93,17 +95,21 @@ class _Tally:
 
     def watch(self, results: Iterator[FitResult]) -> Iterator[FitResult]:
         """Take down what enters the round."""
-        for result in results:
-            self.clients += 1
-            self.bytes += result.num_bytes
-            self.examples += result.num_examples
-            for name, value in result.metrics.items():
-                self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
-            self.buffers.add(result.buffers, result.num_examples)
-            self.keeps[result.client] = result.keeps_state
-            if result.note:
-                self.journal.noted(self.round, result.client, result.note)
-            yield result
+        try:
+            for result in results:
+                self.clients += 1
+                self.bytes += result.num_bytes
+                self.examples += result.num_examples
+                for name, value in result.metrics.items():
+                    self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
+                self.buffers.add(result.buffers, result.num_examples)
+                self.keeps[result.client] = result.keeps_state
+                if result.note:
+                    self.journal.noted(self.round, result.client, result.note)
+                yield result
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 def run_rounds(
@@ -193,9 +199,9 @@ def _run_round(
                 continue
             answered = results if first is None else chain([first], results)
             weights, record = algorithm.aggregate(state.weights, state.record, answered, context)
-        except InputError:
-            raise
         except Exception as error:  # all answers are of the declared form: it is the algorithm's own
+            if isinstance(error, InputError) or error is tally.failure:
+                raise
             journal.broken("".join(traceback.format_exception(error)).strip())
             raise InputError(
                 f"{type(algorithm).__name__} could not aggregate round {number}: {type(error).__name__}: {error}"

@@ -78,7 +78,10 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
     if result.num_examples <= 0 or not math.isfinite(result.weight) or result.weight <= 0:
         return "it counts for nothing: its number of examples or its weight is not positive"
-    return None if algorithm is None else algorithm.reason_unusable(result.upload)
+    try:
+        return None if algorithm is None else algorithm.reason_unusable(result.upload)
+    except Exception as error:  # whatever the numbers make of somebody's code
+        return f"{type(algorithm).__name__}.reason_unusable raised {plain(repr(error))}"
 
 
 def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
