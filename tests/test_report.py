@@ -447,7 +447,8 @@ def test_what_is_left_out_and_why() -> None:
     assert "a discovery alone" in found["discovery alone"]
     assert found["too long"] == "its metrics.csv has 4 rounds but its config.yaml 3"
     assert found["too good"] == "its metrics.csv has an accuracy that is not between 0 and 1"
-    assert found["no m"] == found["no record"] == "its discovery.json does not say the number of pseudo-domains"
+    assert "no m/discovery.json cannot be read: num_domains: Field required" in found["no m"]
+    assert "no record/discovery.json cannot be read" in found["no record"]
     assert "not one of a run: OverflowError" in found["endless"]
     assert "not one of a run" in found["no settings"]
     assert "cannot be read" in found["no table"]

@@ -16,17 +16,27 @@ import pytest
 import torch
 import yaml
 
-from helpers import Lines, experiment
+from helpers import Lines, contents, experiment
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, PoolBackend, fit
 from jdfl_lightning.checkpoint import ClientStates, load_record, read_header, save_record
 from jdfl_lightning.cli import BAD_INPUT, main
+from jdfl_lightning.clustering import cluster
 from jdfl_lightning.config import Checkpointing, Experiment, as_dict
+from jdfl_lightning.discovery import Updates
 from jdfl_lightning.errors import InputError, StorageError
 from jdfl_lightning.files import parse_json, parse_settings, read_json
 from jdfl_lightning.findings import read_findings
-from jdfl_lightning.run_folder import digest_discovery, digest_metrics, last_round, load_model, read_discovery
+from jdfl_lightning.resume import fixed_settings
+from jdfl_lightning.run_folder import (
+    digest_discovery,
+    digest_metrics,
+    last_round,
+    load_model,
+    read_discovery,
+    save_discovery,
+)
 from jdfl_lightning.tensors import Record, Tensors
-from jdfl_lightning.trust import PACKAGES, is_own, known_backbone, saved_settings, settings_to_use, sign
+from jdfl_lightning.trust import PACKAGES, known_backbone, own_settings, saved_settings, settings_to_use, sign
 
 
 @pytest.fixture
@@ -186,23 +196,23 @@ def test_a_run_from_elsewhere_that_names_known_classes_needs_no_flag(
     logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(tmp_path / "theirs")}}
     backend = {"class_path": "jdfl_lightning.backends.ray.RayBackend", "init_args": {"address": "192.0.2.1:6379"}}
     from_elsewhere(own_run, monkeypatch, tmp_path, logger=logger, backend=backend)
-    assert not is_own(own_run)
+    assert not own_settings(own_run)
     assert main(["test", "--run", str(own_run)]) == 0
     assert main(["predict", "--run", str(own_run), str(image_tree)]) == 0
     assert main(["fit", "--resume", str(own_run), "--rounds", "2", "--backend", "LocalBackend"]) == 0
     assert not (tmp_path / "theirs").exists()
-    assert is_own(own_run)  # it is this user's now, with settings that were looked at
+    assert own_settings(own_run)  # it is this user's now, with settings that were looked at
 
 
 def test_a_run_of_ones_own_may_name_anything(image_tree: Path) -> None:
     run = fit(experiment(run_dir="run", supervision="base", rounds=1)).folder  # helpers.tiny_net
-    assert is_own(run)
+    assert own_settings(run)
     assert main(["test", "--run", "run"]) == 0
     assert main(["predict", "--run", "run", str(image_tree)]) == 0
     secret = Path(os.environ["XDG_DATA_HOME"]) / "jdfl-lightning/trust.key"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     (run / "config.yaml").write_text((run / "config.yaml").read_text() + "\n# edited\n")
-    assert not is_own(run)
+    assert not own_settings(run)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -239,12 +249,14 @@ def test_all_processes_have_one_secret() -> None:
 def test_where_no_secret_can_be_kept_nothing_is_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
-    assert not is_own(fit(experiment(run_dir="run", supervision="base", rounds=1)).folder)
+    assert not own_settings(fit(experiment(run_dir="run", supervision="base", rounds=1)).folder)
 
 
 def test_known_names() -> None:
     assert PACKAGES == ("jdfl_lightning", "torchvision", "timm")
-    assert not any(map(known_backbone, ("", "a b", "os.system", "timm.data.x", "torchvision.models", 3, None, "x;y")))
+    assert not any(
+        map(known_backbone, ("", "a b", "os.system", "timm.data.x", "torchvision.models.resnet18", 3, None, "x;y"))
+    )
 
 
 @pytest.mark.parametrize("place", ["checkpoints", "clients", "config.yaml", "metrics.csv", "checkpoints/1.safetensors"])
@@ -432,7 +444,7 @@ def test_what_is_no_regular_file_is_not_read(name: str, kind: str, trained: Path
         file.symlink_to("/dev/zero")
     with pytest.raises(StorageError, match=rf"{file.name}.*not a regular file"):
         READERS[name](Path("run"))
-    assert not is_own(Path("run"))  # looks into config.yaml; here, the secret is another as well
+    assert not own_settings(Path("run"))  # looks into config.yaml; here, the secret is another as well
 
 
 @pytest.fixture(scope="module")
@@ -543,3 +555,34 @@ def test_a_missing_state_is_named_before_anything_is_trained() -> None:
 def test_the_baseline_has_no_discovery_to_bind() -> None:
     fit(experiment(run_dir="run", supervision="base", rounds=1, algorithm=FedAvg()))
     assert load_record(Path("run/checkpoints/1.safetensors"))[1]["discovery"] is None
+
+
+def test_an_interrupt_between_checkpoints_leaves_a_run_that_can_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round that is saved then was evaluated already, and its row written."""
+    changes: dict[str, Any] = {"supervision": "base", "rounds": 4, "lr": 1e-9, "checkpoint": Checkpointing(every=10)}
+    fit(experiment(run_dir="whole", **changes))
+
+    class Interrupting(Lines):
+        def step(self, what: str, done: int, total: int) -> None:
+            if what == "round 3":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(experiment(run_dir="run", **changes), Interrupting())
+    assert Path("run/checkpoints/2.safetensors").exists()
+    fit(experiment(resume="run", **changes))
+    assert contents("run")["rows"] == contents("whole")["rows"]
+
+
+def test_a_long_error_in_phase_1_can_be_read_back() -> None:
+    run = fit(experiment(run_dir="run", supervision="hard", num_domains=2, rounds=1, algorithm=FedAvg()))
+    updates = Updates([0, 1], torch.eye(2), left_out={2: "Traceback\n" + "x" * 20_000})
+    found = cluster(updates, 2, "elbow", 2, seed=0)
+    save_discovery(run.folder, updates, found, None, "data")
+    assert len(read_discovery(run.folder)["left_out"]["2"]) <= 300
+
+
+def test_a_shared_run_that_downloaded_its_images_can_be_resumed() -> None:
+    settings = {"data": {"class_path": "x.PACS", "init_args": {"root": "a", "download": True}}, "lr": 0.1}
+    other = {"data": {"class_path": "x.PACS", "init_args": {"root": "b", "download": False}}, "lr": 0.1}
+    assert fixed_settings(settings) == fixed_settings(other)

@@ -24,7 +24,7 @@ from jdfl_lightning.models import build_backbone
 from jdfl_lightning.report.markup import csv_cell
 from jdfl_lightning.run_folder import SavedModel, Which, load_model, read_run
 from jdfl_lightning.tensors import misfit
-from jdfl_lightning.trust import is_own, known_backbone, require_known, saved_settings
+from jdfl_lightning.trust import known_backbone, own_settings, require_known
 
 _BATCH = 64
 
@@ -39,7 +39,7 @@ def load_to_use(folder: Path, which: Which, trust: bool) -> SavedModel:
     """
     model = load_model(folder, which)
     backbone = model.header.backbone
-    vouched = trust or (is_own(folder) and saved_settings(folder).get("backbone") == backbone)
+    vouched = trust or own_settings(folder).get("backbone") == backbone
     require_known(folder, [] if vouched or known_backbone(backbone) else [backbone])
     return model
 

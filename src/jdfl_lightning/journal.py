@@ -50,7 +50,8 @@ class RunJournal(Journal):
         self.experiment, self.folder, self.data = experiment, folder, data
         self.logger, self.display, self.best, self.check = logger, display, best, check
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
-        self._unsaved: tuple[ServerState, dict[str, float]] | None = None
+        self._unsaved: tuple[ServerState, dict[str, float], str] | None = None
+        """The last whole round, and the digest of the rows before its own."""
         self._states: Mapping[int, int] = {}
         self._settings = fixed_settings(as_dict(experiment))
         self._rows = ""
@@ -102,7 +103,7 @@ class RunJournal(Journal):
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Write a checkpoint, if it is the round's turn."""
-        self._unsaved = state, metrics
+        self._unsaved = state, metrics, self._rows
         self._checkpoints.supersede(self._states, state.clients, state.round)
         self._states = state.clients
         if state.round % self.experiment.checkpoint.every == 0 or state.round == self.experiment.rounds:
@@ -111,7 +112,7 @@ class RunJournal(Journal):
     def save(self) -> None:
         """Write a checkpoint of the last whole round, unless it has one."""
         if self._unsaved is not None:
-            state, metrics = self._unsaved
+            state, metrics, rows = self._unsaved
             logger = None if self.logger is None or self.logger.version is None else str(self.logger.version)
             joined = {} if state.domains is None else state.domains.joined
             header = CheckpointHeader(
@@ -120,7 +121,7 @@ class RunJournal(Journal):
                 data=self.data,
                 logger=logger,
                 settings=self._settings,
-                rows=self._rows,
+                rows=rows,
                 discovery=self._discovery,
                 versions=bit_versions(),
                 clients=state.clients,

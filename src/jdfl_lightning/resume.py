@@ -13,7 +13,7 @@ from torch import Tensor
 from jdfl_lightning.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.config import Experiment, as_dict, run_of
 from jdfl_lightning.discovery import Updates
-from jdfl_lightning.errors import InputError, Note, StorageError, require
+from jdfl_lightning.errors import InputError, Note, StorageError, plain, require
 from jdfl_lightning.rounds import ServerState
 from jdfl_lightning.run_folder import (
     ALONE,
@@ -47,6 +47,7 @@ _FREE = (
     "trainer.devices",
     "data.init_args.root",
     "data.init_args.roots",
+    "data.init_args.download",
 )
 """Settings that may change: they do not alter the rounds that are over. The images may have moved, not changed."""
 
@@ -248,9 +249,8 @@ def _check_beside(experiment: Experiment, folder: Path, file: Path, header: Chec
     if changed:
         was = ", ".join(f"{name} {old}" for name, old in changed.items())
         now = ", ".join(f"{name} {bit_versions().get(name, 'missing')}" for name in changed)
-        warnings.warn(
-            f"The run so far was made with {was}; from here on with {now}: bits may differ.", Note, stacklevel=2
-        )
+        note = f"The run so far was made with {plain(was)}; from here on with {plain(now)}: bits may differ."
+        warnings.warn(note, Note, stacklevel=2)
 
 
 def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from jdfl_lightning.checkpoint import CHECKPOINTS, CLIENTS, load_record, save_record, stored_digest
 from jdfl_lightning.clustering import PseudoDomains, project
 from jdfl_lightning.discovery import Updates
-from jdfl_lightning.errors import InputError, StorageError
+from jdfl_lightning.errors import InputError, StorageError, last_line, plain
 from jdfl_lightning.files import checked, is_aside, read_json, read_settings, read_text, refuse_links, write_whole
 from jdfl_lightning.joint import Score
 from jdfl_lightning.tensors import Tensors
@@ -212,7 +212,7 @@ def save_discovery(
     """
     record = found.as_json(true_domains) | {
         "projection": dict(zip(map(str, updates.clients), project(updates.vectors), strict=True)),
-        "left_out": {str(client): reason for client, reason in updates.left_out.items()},
+        "left_out": {str(client): plain(last_line(reason)) for client, reason in updates.left_out.items()},
         "vector_length": updates.vectors.shape[1],
         "bytes_down": updates.bytes_down,
         "bytes_up": updates.bytes_up,
@@ -466,6 +466,8 @@ def read_run(folder: Path) -> Run:
         discovery = _read_discovery(folder, _Summary) if (folder / DISCOVERY).exists() else None
     except FileNotFoundError as error:
         raise InputError(f"Expected a run folder but {folder} has no {Path(error.filename).name}.") from error
+    except InputError:
+        raise
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"Expected a run folder but {folder} cannot be read: {error}.") from error
     if not rows:

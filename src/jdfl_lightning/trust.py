@@ -17,14 +17,14 @@ from typing import Any
 import platformdirs
 
 from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.files import locked, read_settings, read_small, remove_asides, write_whole
+from jdfl_lightning.files import locked, parse_settings, read_small, remove_asides, write_whole
 
 CONFIG = "config.yaml"
 """The settings of a run, in its folder."""
 PACKAGES = ("jdfl_lightning", "torchvision", "timm")
 """Packages that any run folder may name classes of."""
-_NETWORKS = ("jdfl_lightning.models.", "torchvision.models.", "timm.models.")
-"""Where backbones of these packages are."""
+_NETWORKS = "jdfl_lightning.models."
+"""Where this package's backbones are; torchvision's go by short names, as its functions may download weights."""
 _CLASSES = ("data", "algorithm")
 """Settings whose value is a class with its arguments."""
 _NOT_TAKEN = ("backend", "logger", "discovery", "run_dir", "resume", "presets")
@@ -56,16 +56,29 @@ def sign(text: bytes) -> bytes:
     return text if secret is None else b"# signature: %s\n" % hmac.digest(secret, text, "sha256").hex().encode() + text
 
 
-def is_own(folder: Path) -> bool:
-    """Return whether this user's signature on the settings of a run folder is there and right."""
-    try:
-        content = read_small(folder / CONFIG)
-    except (OSError, ValueError):
-        return False
+def _is_signed(content: bytes) -> bool:
     found, secret = _SIGNATURE.match(content), _secret()
     if found is None or secret is None:
         return False
     return hmac.compare_digest(hmac.digest(secret, content[found.end() :], hashlib.sha256).hex().encode(), found[1])
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], bool]:
+    """Return the settings of a run folder, and whether this user's signature on just these is there and right."""
+    try:
+        content = read_small(folder / CONFIG)
+        return parse_settings(content.decode()), _is_signed(content)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} cannot be read: {error}.") from error
+
+
+def own_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of a run folder that this user made on this machine; none if it is from elsewhere."""
+    try:
+        settings, own = _read(folder)
+    except StorageError:
+        return {}
+    return settings if own else {}
 
 
 def _check_form(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
@@ -117,7 +130,7 @@ def _belongs(path: object) -> bool:
 def known_backbone(name: object) -> bool:
     """Return whether a backbone is one of the known packages'.
 
-    >>> known_backbone("resnet18"), known_backbone("torchvision.models.resnet18"), known_backbone("os.system")
+    >>> known_backbone("resnet18"), known_backbone("jdfl_lightning.models.PaperCNN"), known_backbone("os.system")
     (True, True, False)
     """
     if not isinstance(name, str) or not _IMPORT_PATH.fullmatch(name):
@@ -127,10 +140,7 @@ def known_backbone(name: object) -> bool:
 
 def saved_settings(folder: Path) -> dict[str, Any]:
     """Read the settings of a run folder, to be looked at; `settings_to_use` gives those that may be acted on."""
-    try:
-        return read_settings(folder / CONFIG)
-    except (OSError, ValueError) as error:
-        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} cannot be read: {error}.") from error
+    return _read(folder)[0]
 
 
 def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,8 +151,8 @@ def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any]) -> dict
         trust: whether the user trusts it, whoever made it.
         known: all settings that there are, with their defaults.
     """
-    settings = saved_settings(folder)
-    if trust or is_own(folder):
+    settings, own = _read(folder)
+    if trust or own:
         return settings
     for name in _NOT_TAKEN:
         settings.pop(name, None)
