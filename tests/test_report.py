@@ -450,7 +450,7 @@ def test_what_is_left_out_and_why() -> None:
     assert "no m/discovery.json cannot be read: num_domains: Field required" in found["no m"]
     assert "no record/discovery.json cannot be read" in found["no record"]
     assert "not one of a run: OverflowError" in found["endless"]
-    assert "not one of a run" in found["no settings"]
+    assert "it holds no settings" in found["no settings"]
     assert "cannot be read" in found["no table"]
     assert found["silent"] == "no round was evaluated"
     for name in ("report.md", "report.html", "report.tex"):
