@@ -170,7 +170,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     found = contents(str(folder / "work" / "run"))
     found["config.yaml"] = found["config.yaml"].partition(b"\n")[2]
     os.environ["XDG_DATA_HOME"] = str(folder / "data")
-    found["signed"] = trust.is_own(folder / "work" / "run")
+    found["signed"] = bool(trust.own_settings(folder / "work" / "run"))
     others = [path for part in ("work", "data", "tmp", "cache") for path in (folder / part).rglob("*")]
     found["files"] = sorted(str(path.relative_to(folder)) for path in others)
     return found
