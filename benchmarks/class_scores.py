@@ -33,7 +33,7 @@ def judge(folder: Path) -> tuple[str, dict[str, float]]:
     experiment = parse_experiment("class_scores", ["--config", str(folder / CONFIG), "--logger", "false"])
     site = prepare(experiment, Display())
     model = load_model(folder, "last")
-    module, classes = site.module(model.weights, model.buffers), len(model.class_names)
+    module, classes = site.module(model.weights, model.buffers), len(model.header.class_names)
     with torch.no_grad(), eval_mode(module):
         parts = [(module(images), labels) for images, labels, _ in experiment.data.test_dataloader()]
     logits, labels = (torch.cat(part) for part in zip(*parts, strict=True))
