@@ -20,11 +20,11 @@ import torch
 from timing import write_section
 
 from jdfl_lightning import PACS, Clustering, Experiment
+from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.data.partition import Partition
-from jdfl_lightning.diagnose import WIDEST, find
-from jdfl_lightning.display import Display
-from jdfl_lightning.experiment import prepare
-from jdfl_lightning.memory import reuse_memory
+from jdfl_lightning.server.run import prepare
+from jdfl_lightning.studies.diagnose import WIDEST, find
+from jdfl_lightning.ui.display import Display
 
 WAYS = ("even", "mixed", "balanced", "random", "skewed")
 EPOCHS = (1, 3, 5)

@@ -25,9 +25,9 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 from timing import write_section
 
-from jdfl_lightning.clustering import cluster
-from jdfl_lightning.discovery import Updates, unit
-from jdfl_lightning.sketch import sketch
+from jdfl_lightning.clustering.clusters import cluster
+from jdfl_lightning.clustering.sketch import sketch
+from jdfl_lightning.clustering.updates import Updates, unit
 
 DOMAINS = 4
 

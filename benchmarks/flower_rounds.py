@@ -19,7 +19,7 @@ from PIL import Image
 from timing import write_section
 
 from jdfl_lightning import DigitsDomains
-from jdfl_lightning.run_folder import read_run
+from jdfl_lightning.storage.folder import read_run
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))

@@ -42,9 +42,9 @@ from forked import Ended, run_forked
 from PIL import Image
 from timing import write_section
 
-from jdfl_lightning import trust
-from jdfl_lightning.checkpoint import load_record, save_record
 from jdfl_lightning.cli import main as command
+from jdfl_lightning.storage import trust
+from jdfl_lightning.storage.checkpoint import load_record, save_record
 
 Args = list[str]
 _MEMORY = 1024

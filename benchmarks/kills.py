@@ -55,10 +55,12 @@ from timing import write_section
 from torch import Tensor
 
 from helpers import contents
-from jdfl_lightning import SCAFFOLD, DigitsDomains, Experiment, experiment, trust
+from jdfl_lightning import SCAFFOLD, DigitsDomains, Experiment
 from jdfl_lightning.cli import main as command
-from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.messages import FitTask
+from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.server import run as run_module
+from jdfl_lightning.storage import trust
 
 COMMON = shlex.split(
     "fit --run_dir run --data.size 8 --data.num_clients 4 --data.test_fraction 0.5 --backbone helpers.tiny_net "
@@ -258,7 +260,7 @@ def warm_up(folder: Path) -> None:
     torch.set_num_threads(1)
     DigitsDomains.load = _rendered
     for name in ("draw_curves", "draw_discovery"):
-        setattr(experiment, name, lambda _: Figure(figsize=(1, 1)))
+        setattr(run_module, name, lambda _: Figure(figsize=(1, 1)))
     os.environ["XDG_DATA_HOME"] = str(folder)
     os.chdir(folder)
     with contextlib.redirect_stdout(io.StringIO()):

@@ -21,9 +21,9 @@ from timing import write_section
 
 from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, LocalBackend, PoolBackend
 from jdfl_lightning.backends import Backend
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
-from jdfl_lightning.rounds import Journal, ServerState, run_rounds
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.server.rounds import Journal, ServerState, run_rounds
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 
 class Tidy(Journal):

@@ -23,9 +23,9 @@ from timing import write_section
 
 from jdfl_lightning import SCAFFOLD, Algorithm, Experiment, FedAvg, RayBackend
 from jdfl_lightning.backends import ray as backend
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
-from jdfl_lightning.messages import FitResult, FitTask
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.core.messages import FitResult, FitTask
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 LOG = "JDFL_BENCHMARK_LOG"
 

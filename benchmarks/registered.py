@@ -23,7 +23,7 @@ from random_images import RandomImages
 from timing import write_section
 
 from jdfl_lightning import SCAFFOLD, Clustering, Experiment, FedAvg, LocalBackend, fit
-from jdfl_lightning.display import Display
+from jdfl_lightning.ui.display import Display
 
 PER_ROUND = 50
 

@@ -36,13 +36,13 @@ from jdfl_lightning import (
     PoolBackend,
 )
 from jdfl_lightning.backends import Backend, Runner
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.messages import FitTask, RoundContext
+from jdfl_lightning.core.seeding import torch_generator
+from jdfl_lightning.core.tensors import Tensors, flatten
 from jdfl_lightning.data.loader import BatchLoader
-from jdfl_lightning.memory import reuse_memory
-from jdfl_lightning.messages import FitTask, RoundContext
-from jdfl_lightning.seeding import torch_generator
-from jdfl_lightning.tensors import Tensors, flatten
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 
 def bare_round(run: Experiment, weights: Tensors, channels_last: bool) -> Tensors:

@@ -16,7 +16,7 @@ from pathlib import Path
 from timing import Times, write_section
 
 from jdfl_lightning import DigitsDomains, Experiment, LocalBackend, PoolBackend, fit
-from jdfl_lightning.display import Display
+from jdfl_lightning.ui.display import Display
 
 
 class Clock(Display):

@@ -15,10 +15,10 @@ import torch
 from timing import write_section
 
 from jdfl_lightning import SCAFFOLD, Algorithm, DigitsDomains, Experiment, FedDC, FedDyn
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
-from jdfl_lightning.memory import reuse_memory
-from jdfl_lightning.messages import FitTask
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 Result = TypeVar("Result")
 

@@ -17,9 +17,9 @@ from timing import in_turns, write_section
 from torch.nn.functional import cross_entropy
 
 from jdfl_lightning import Experiment
-from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.messages import FitTask
-from jdfl_lightning.seeding import torch_generator
+from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.core.seeding import torch_generator
 
 
 def main() -> None:

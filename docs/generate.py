@@ -34,7 +34,7 @@ from jdfl_lightning.cli import COMMANDS, PROGRAM, main
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.federation.server import SitesBackend
-from jdfl_lightning.loggers import WandbRounds
+from jdfl_lightning.ui.loggers import WandbRounds
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(jdfl_lightning.__file__).parent

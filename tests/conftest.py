@@ -13,8 +13,8 @@ from PIL import Image
 
 from helpers import digits
 from jdfl_lightning import DigitsDomains
-from jdfl_lightning.nursery import nursery
-from jdfl_lightning.trainer import survives_half_precision
+from jdfl_lightning.client.trainer import survives_half_precision
+from jdfl_lightning.core.nursery import nursery
 
 # how long an example takes says something about the machine alone
 settings.register_profile("any machine", deadline=None)

@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from jdfl_lightning import Experiment
 from jdfl_lightning.config import as_dict
-from jdfl_lightning.flower import make_client_app, make_server_app
+from jdfl_lightning.federation.flower import make_client_app, make_server_app
 
 
 def over_the_wire(message: Message) -> Message:

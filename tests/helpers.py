@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from jdfl_lightning import SCAFFOLD, DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.checkpoint import ClientStates, load_record
-from jdfl_lightning.client import Site
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.partition import Partition
-from jdfl_lightning.display import Display
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
-from jdfl_lightning.rounds import Journal, RoundReport
-from jdfl_lightning.run_folder import read_run
-from jdfl_lightning.tensors import Tensors
+from jdfl_lightning.server.rounds import Journal, RoundReport
+from jdfl_lightning.storage.checkpoint import ClientStates, load_record
+from jdfl_lightning.storage.folder import read_run
+from jdfl_lightning.ui.display import Display
 
 
 def digits(num_clients: int = 4) -> DigitsDomains:

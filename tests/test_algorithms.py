@@ -20,16 +20,16 @@ from helpers import Reports, ToyData, Watched, experiment
 from jdfl_lightning import Algorithm, Experiment, LocalUpdate, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms.fedproc import prototype_contrast
 from jdfl_lightning.algorithms.moon import contrast
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.clustering import PseudoDomains
+from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import parse_experiment
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.messages import FitResult, FitTask, RoundContext
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
+from jdfl_lightning.core.seeding import sample_clients
+from jdfl_lightning.core.tensors import Record, Tensors, flatten
 from jdfl_lightning.models import build_backbone
-from jdfl_lightning.rounds import ServerState, run_rounds
-from jdfl_lightning.seeding import sample_clients
-from jdfl_lightning.tensors import Record, Tensors, flatten
+from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 ALL = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON"]
 X = "backbone.x"

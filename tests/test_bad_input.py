@@ -48,15 +48,15 @@ from jdfl_lightning import (
 from jdfl_lightning import journal as journals
 from jdfl_lightning.algorithms import RobustFedAvg
 from jdfl_lightning.cli import main
+from jdfl_lightning.client.trainer import TrainerOptions, check_trainer
+from jdfl_lightning.core.errors import InputError, Note
+from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
+from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data import cache
-from jdfl_lightning.errors import InputError, Note
-from jdfl_lightning.inference import Prediction, write_predictions
 from jdfl_lightning.joint import joint_index, split_index
-from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.report.records import COLUMNS, as_csv
-from jdfl_lightning.run_folder import append_metrics
-from jdfl_lightning.tensors import Tensors
-from jdfl_lightning.trainer import TrainerOptions, check_trainer
+from jdfl_lightning.storage.folder import append_metrics
+from jdfl_lightning.studies.inference import Prediction, write_predictions
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer as Unseen

@@ -19,7 +19,7 @@ from rich.console import Console
 from helpers import experiment
 from jdfl_lightning import fit
 from jdfl_lightning.cli import main
-from jdfl_lightning.display import LiveDisplay, PlainDisplay, open_display
+from jdfl_lightning.ui.display import LiveDisplay, PlainDisplay, open_display
 
 QUICK = ["--data.size", "8", "--data.num_clients", "4", "--rounds", "2", "--epochs", "1", "--clustering.epochs", "1"]
 

@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from helpers import Reports, digits, experiment
 from jdfl_lightning import Algorithm, Experiment, FedAvg, LocalUpdate, TrainerOptions, fit
 from jdfl_lightning.backends import LocalBackend
-from jdfl_lightning.checkpoint import ClientStates, load_record, save_record
-from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.client.trainer import check_trainer
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
+from jdfl_lightning.core.seeding import derive_seed, isolated_randomness, sample_clients, torch_generator
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, flatten
 from jdfl_lightning.joint import RandomTargets, dense_targets
-from jdfl_lightning.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.models import build_backbone
-from jdfl_lightning.rounds import ServerState, run_rounds
-from jdfl_lightning.seeding import derive_seed, isolated_randomness, sample_clients, torch_generator
-from jdfl_lightning.tensors import Record, RunningSum, Tensors, flatten
-from jdfl_lightning.trainer import check_trainer
+from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_record
 
 
 def task_for(run: Experiment, client: int = 1, number: int = 3, m: int = 3) -> FitTask:
@@ -147,10 +147,10 @@ def test_a_matrix_unit_that_ends_the_process_is_not_used(monkeypatch: pytest.Mon
         return computes
 
     half = TrainerOptions(precision="bf16-mixed", accelerator="cpu")
-    monkeypatch.setattr("jdfl_lightning.trainer._computes", dies(works=True))
+    monkeypatch.setattr("jdfl_lightning.client.trainer._computes", dies(works=True))
     check_trainer(half)
     assert tries == [None, "AVX512_CORE_FP16"]
-    monkeypatch.setattr("jdfl_lightning.trainer._computes", dies(works=False))
+    monkeypatch.setattr("jdfl_lightning.client.trainer._computes", dies(works=False))
     with pytest.raises(InputError, match=r"bf16-mixed ends the process: set the variable ONEDNN_MAX_CPU_ISA"):
         check_trainer(half)
     check_trainer(TrainerOptions(accelerator="cpu"))  # not asked

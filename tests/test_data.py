@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from jdfl_lightning import PACS, DigitsDomains, ImageFolderDomains, OfficeCaltech
+from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.data import cache
 from jdfl_lightning.data.loader import BatchLoader, to_input
 from jdfl_lightning.data.partition import apportion, partition
-from jdfl_lightning.errors import InputError, Note
 
 # --- who holds which image
 

@@ -11,20 +11,21 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from helpers import digits, experiment
-from jdfl_lightning import Clustering, PoolBackend, fit, published
+from jdfl_lightning import Clustering, PoolBackend, fit
 from jdfl_lightning.cli import main
-from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.diagnose import Sweep, diagnose
-from jdfl_lightning.discovery import unit
-from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.experiment import discover
-from jdfl_lightning.findings import Finding, read_findings, write_findings
-from jdfl_lightning.messages import DISCOVERY, FitTask
+from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.clustering.updates import unit
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import DISCOVERY, FitTask
+from jdfl_lightning.core.tensors import flatten
 from jdfl_lightning.models import select_parameters
+from jdfl_lightning.report import published
 from jdfl_lightning.report.diagnosis import diagnosis_tables, grid, grids
-from jdfl_lightning.run_folder import read_discovery
-from jdfl_lightning.tensors import flatten
+from jdfl_lightning.server.run import discover
+from jdfl_lightning.storage.findings import Finding, read_findings, write_findings
+from jdfl_lightning.storage.folder import read_discovery
+from jdfl_lightning.studies.diagnose import Sweep, diagnose
+from jdfl_lightning.ui.display import Display
 
 SMALL = Sweep(seeds=(0, 1), batch_sizes=(16, 32), epochs=2)
 

@@ -21,18 +21,18 @@ from sklearn.metrics import adjusted_rand_score
 from helpers import Reports, contents, digits, experiment
 from jdfl_lightning import Clustering, Experiment, GradedTargets, PoolBackend, TrainerOptions, fit
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.checkpoint import ClientStates, load_record
 from jdfl_lightning.cli import main
-from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.clustering import PseudoDomains, best_silhouette, cluster, elbow, project
-from jdfl_lightning.discovery import Updates, unit, update_vector
-from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.experiment import discover
-from jdfl_lightning.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
-from jdfl_lightning.phase1 import collect_updates, discovery_clients, welcome
-from jdfl_lightning.rounds import ServerState, run_rounds
-from jdfl_lightning.run_folder import read_discovery
+from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.clustering.clusters import PseudoDomains, best_silhouette, cluster, elbow, project
+from jdfl_lightning.clustering.updates import Updates, unit, update_vector
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
+from jdfl_lightning.server.phase1 import collect_updates, discovery_clients, welcome
+from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.server.run import discover
+from jdfl_lightning.storage.checkpoint import ClientStates, load_record
+from jdfl_lightning.storage.folder import read_discovery
+from jdfl_lightning.ui.display import Display
 
 
 def of(vectors: torch.Tensor) -> Updates:

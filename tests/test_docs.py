@@ -32,13 +32,13 @@ from lightning.pytorch.cli import LightningCLI
 from PIL import Image
 
 from jdfl_lightning import PACS, DigitsDomains, JointModule, LocalUpdate, OfficeCaltech
-from jdfl_lightning import messages as crossing
 from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import parse_experiment
+from jdfl_lightning.core import messages as crossing
 from jdfl_lightning.data.folder import KnownDomains
 from jdfl_lightning.federation.roster import read_roster
-from jdfl_lightning.run_folder import read_run
+from jdfl_lightning.storage.folder import read_run
 from pages import PAGES, ROOT, Block, Command, commands, read
 
 if sys.version_info >= (3, 11):
@@ -276,9 +276,9 @@ def stopped_before_training() -> Iterator[None]:
         raise Accepted
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (("experiment", "fit"), ("experiment", "discover"), ("diagnose", "diagnose")):
+        for module, name in (("server.run", "fit"), ("server.run", "discover"), ("studies.diagnose", "diagnose")):
             patch.setattr(importlib.import_module(f"jdfl_lightning.{module}"), name, stop)
-        patch.setattr(importlib.import_module("jdfl_lightning.suite"), "run_suite", stop)
+        patch.setattr(importlib.import_module("jdfl_lightning.studies.suite"), "run_suite", stop)
         yield
 
 

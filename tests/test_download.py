@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.data import download
 from jdfl_lightning.data.download import Mirror
 from jdfl_lightning.data.folder import KnownDomains
-from jdfl_lightning.errors import InputError, Note
 
 
 class Fruit(KnownDomains):

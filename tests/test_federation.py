@@ -26,16 +26,17 @@ from PIL import Image
 from flower_grid import FakeGrid, on_grid, over_the_wire, run_on_grid, serve, write_config
 from helpers import contents, experiment
 from jdfl_lightning import SCAFFOLD, Experiment, FedDyn, ImageFolderDomains, SiteFolders, TrainerOptions, fit
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
+from jdfl_lightning.client.evaluation import Evaluation, Scores
+from jdfl_lightning.client.fit import Site
 from jdfl_lightning.config import Checkpointing, as_dict
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.evaluation import Evaluation, Scores
-from jdfl_lightning.federation import sites
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.federation import members
+from jdfl_lightning.federation.flower import FlowerMail, arguments, from_records, make_client_app, to_records
+from jdfl_lightning.federation.members import Federation, Mail
 from jdfl_lightning.federation.roster import Member, read_roster
 from jdfl_lightning.federation.server import SitesBackend, SitesRunner
 from jdfl_lightning.federation.site import SiteWorker
-from jdfl_lightning.federation.sites import Federation, Mail
 from jdfl_lightning.federation.wire import (
     Answer,
     Facts,
@@ -50,9 +51,8 @@ from jdfl_lightning.federation.wire import (
     write_orders,
     write_request,
 )
-from jdfl_lightning.flower import FlowerMail, arguments, from_records, make_client_app, to_records
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
-from jdfl_lightning.resume import fixed_settings
+from jdfl_lightning.server.resume import fixed_settings
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 RUN = {"run_dir": "flower"}
 
@@ -409,7 +409,7 @@ def test_a_site_that_cannot_take_part_is_told(
     changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It may come back with its node-config mended: the run begins then, and not before."""
-    monkeypatch.setattr(sites, "_AGAIN", 0.2)
+    monkeypatch.setattr(members, "_AGAIN", 0.2)
     config = write_config(experiment(rounds=1, supervision="base"))
     grid = on_grid(config, RUN, sites=2)
     right = dict(grid.contexts[101].node_config)
@@ -723,7 +723,7 @@ def test_names_of_images_do_not_leave_a_site(roots: list[str]) -> None:
 
     grid.tamper = listen
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sites, "_AGAIN", 0.1)
+        patch.setattr(members, "_AGAIN", 0.1)
         serve(config, grid, RUN)
     assert "InputError, of which the log of the site has more" in "".join(replies)
     assert not any("jane" in reply for reply in replies)
@@ -952,7 +952,7 @@ def test_a_site_that_claims_all_images_counts_for_ten_clients(capsys: pytest.Cap
 
     grid.tamper = mend
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sites, "_AGAIN", 0.1)
+        patch.setattr(members, "_AGAIN", 0.1)
         serve(config, grid, roster)
     assert "site 3 says that it has 2147483" in " ".join(capsys.readouterr().out.split())
     fit(replace(run, run_dir="local"))

@@ -22,13 +22,13 @@ from rich.console import Console
 
 from helpers import digits, experiment
 from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, ImageFolderDomains, TrainerOptions, fit
-from jdfl_lightning.checkpoint import load_record
 from jdfl_lightning.cli import main
-from jdfl_lightning.client import Site
+from jdfl_lightning.client.fit import Site
 from jdfl_lightning.config import as_dict, parse_experiment, save_config, shipped_configs
-from jdfl_lightning.display import PlainDisplay
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.run_folder import METRICS, append_metrics, load_model, make_run_folder, read_run
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.storage.checkpoint import load_record
+from jdfl_lightning.storage.folder import METRICS, append_metrics, load_model, make_run_folder, read_run
+from jdfl_lightning.ui.display import PlainDisplay
 
 FILES = {"config.yaml", "metrics.csv", "curves.png", "best.safetensors", "last.safetensors", "checkpoints"}
 DISCOVERY_FILES = {"discovery.json", "discovery.png", "discovery.safetensors"}

@@ -27,14 +27,14 @@ from jdfl_lightning import (
     discover_domains,
 )
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import DISCOVERY
+from jdfl_lightning.core.seeding import torch_generator
 from jdfl_lightning.data.base import DomainDataModule
 from jdfl_lightning.data.loader import to_input
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.messages import DISCOVERY
-from jdfl_lightning.phase1 import collect_updates, find_domains
-from jdfl_lightning.seeding import torch_generator
+from jdfl_lightning.server.phase1 import collect_updates, find_domains
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 
 def groups(data: DomainDataModule, **options: Any) -> dict[str, DataLoader[Any]]:

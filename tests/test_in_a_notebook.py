@@ -11,15 +11,15 @@ from rich.console import Console
 
 from helpers import digits, experiment
 from jdfl_lightning import ImageFolderDomains, SiteFolders, fit
-from jdfl_lightning.clustering import cluster
-from jdfl_lightning.discovery import Updates
-from jdfl_lightning.display import PlainDisplay
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.groups import GroupDomains
-from jdfl_lightning.inference import predict
+from jdfl_lightning.client.groups import GroupDomains
+from jdfl_lightning.clustering.clusters import cluster
+from jdfl_lightning.clustering.updates import Updates
+from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.report.discovery import discovery_tables, draw_discovery
 from jdfl_lightning.report.run import Picture, draw_curves
-from jdfl_lightning.run_folder import load_model
+from jdfl_lightning.storage.folder import load_model
+from jdfl_lightning.studies.inference import predict
+from jdfl_lightning.ui.display import PlainDisplay
 
 
 def assert_png(picture: Picture, width: int, height: int) -> None:

@@ -13,23 +13,18 @@ import jdfl_lightning
 
 SOURCE = Path(jdfl_lightning.__file__).parent
 LAYERS = [
-    ["errors", "files", "memory", "nursery", "published", "seeding", "tensors", "messages", "privacy"],
-    ["joint", "models", "algorithms", "sketch", "trainer", "display", "interrupts", "screening"],
-    ["discovery"],
-    ["clustering"],
-    ["data", "module"],
-    ["checkpoint", "client", "run_folder", "trust"],
-    ["evaluation", "findings", "groups"],
-    ["backends", "loggers"],
+    ["core"],
+    ["joint"],
+    ["models"],
+    ["algorithms", "clustering"],
+    ["data", "ui"],
+    ["client"],
+    ["storage"],
+    ["backends"],
     ["config"],
     ["report"],
-    ["phase1"],
-    ["rounds"],
-    ["resume"],
-    ["journal"],
-    ["experiment"],
-    ["diagnose", "federation", "inference", "suite"],
-    ["flower"],
+    ["server"],
+    ["federation", "studies"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -68,7 +63,7 @@ def test_imports_go_left(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("wandb", "loggers"), ("jsonargparse", "config"), ("ray", "backends"), ("flwr", "flower")],
+    [("wandb", "ui"), ("jsonargparse", "config"), ("ray", "backends"), ("flwr", "federation")],
 )
 def test_a_library_has_one_home(library: str, home: str) -> None:
     assert {group(file) for file in FILES if library in {m.split(".")[0] for m in imports(file)}} <= {home}

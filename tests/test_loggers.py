@@ -15,9 +15,9 @@ import yaml
 from helpers import experiment
 from jdfl_lightning import fit
 from jdfl_lightning.config import as_dict
-from jdfl_lightning.errors import Note
-from jdfl_lightning.loggers import WandbRounds
-from jdfl_lightning.run_folder import read_run
+from jdfl_lightning.core.errors import Note
+from jdfl_lightning.storage.folder import read_run
+from jdfl_lightning.ui.loggers import WandbRounds
 
 messages: Any = import_module("wandb.proto.wandb_internal_pb2")
 _BLOCK = 32768
@@ -114,7 +114,7 @@ def test_a_failed_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the power is out")
 
-    monkeypatch.setattr("jdfl_lightning.experiment.run_rounds", fail)
+    monkeypatch.setattr("jdfl_lightning.server.run.run_rounds", fail)
     with pytest.raises(RuntimeError, match="power"):
         fit(experiment(run_dir="run", logger=logger, supervision="base"))
     assert logger.version is None

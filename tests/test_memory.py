@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from jdfl_lightning.memory import reuse_memory
+from jdfl_lightning.core.memory import reuse_memory
 
 CODE = """
 import resource, sys, torch
-from jdfl_lightning.memory import reuse_memory
+from jdfl_lightning.core.memory import reuse_memory
 if sys.argv[1] == "reuse":
     reuse_memory()
 for _ in range(40):  # the heap needs some to settle: eight, as seen

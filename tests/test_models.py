@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from jdfl_lightning import DigitsDomains, GradedTargets, JointHead, JointModule, PaperCNN, RandomTargets
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
+from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.models import build_backbone, conv_blocks, num_features, select_parameters
-from jdfl_lightning.trainer import TrainerOptions, quiet, silent_trainer
 
 
 def paper_module(size: int = 32, **arguments: object) -> JointModule:

@@ -26,14 +26,14 @@ from jdfl_lightning.backends.dispatch import HELD, Dispatcher, Job, Worker
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.backends.pool import _Process, best_workers, wait_for
 from jdfl_lightning.backends.worker import encode
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
+from jdfl_lightning.client.evaluation import Evaluation, Scores
+from jdfl_lightning.client.fit import Site
 from jdfl_lightning.config import Checkpointing
+from jdfl_lightning.core.errors import InputError, Note, StorageError
+from jdfl_lightning.core.messages import FitResult, FitTask
+from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.cache import decode_all, image_file
-from jdfl_lightning.errors import InputError, Note, StorageError
-from jdfl_lightning.evaluation import Evaluation, Scores
-from jdfl_lightning.messages import FitResult, FitTask
-from jdfl_lightning.tensors import Tensors
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="worker processes are passed open files"),

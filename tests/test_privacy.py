@@ -26,18 +26,18 @@ from torch import Tensor, nn
 
 from helpers import Watched, contents, experiment, tiny_net
 from jdfl_lightning import Experiment, PrivateFedAvg, fit
-from jdfl_lightning.checkpoint import ClientStates, load_record
+from jdfl_lightning.algorithms.privacy import KEY_BYTES, STEPS, gaussian, keyed_bytes, secret_sample, spent_epsilon
 from jdfl_lightning.cli import main
-from jdfl_lightning.client import Site
+from jdfl_lightning.client.fit import Site
 from jdfl_lightning.config import Checkpointing
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.messages import FitFailure, FitResult, RoundContext
-from jdfl_lightning.privacy import KEY_BYTES, STEPS, gaussian, keyed_bytes, secret_sample, spent_epsilon
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import FitFailure, FitResult, RoundContext
+from jdfl_lightning.core.seeding import sample_clients
+from jdfl_lightning.core.tensors import Record, norm, sub
 from jdfl_lightning.report.collect import read_finished
-from jdfl_lightning.rounds import Journal, ServerState, run_rounds
-from jdfl_lightning.run_folder import read_run
-from jdfl_lightning.seeding import sample_clients
-from jdfl_lightning.tensors import Record, norm, sub
+from jdfl_lightning.server.rounds import Journal, ServerState, run_rounds
+from jdfl_lightning.storage.checkpoint import ClientStates, load_record
+from jdfl_lightning.storage.folder import read_run
 from test_screening import play
 
 KEY = bytes(range(KEY_BYTES))
@@ -145,7 +145,7 @@ def test_the_radius_is_fine_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     """The extreme words give sqrt(2 ln 2^65) and sqrt(2 / 2^65): neither infinite nor exactly 0."""
     for word, radius in ((0, math.sqrt(130 * math.log(2))), (2**64 - 1, 2.0**-32), (2**63, math.sqrt(2 * math.log(2)))):
         stream = word.to_bytes(8, "little") + bytes(8)
-        monkeypatch.setattr("jdfl_lightning.privacy.keyed_bytes", lambda *_, stream=stream: stream)
+        monkeypatch.setattr("jdfl_lightning.algorithms.privacy.keyed_bytes", lambda *_, stream=stream: stream)
         assert gaussian(KEY, 1).tolist() == [pytest.approx(radius, rel=1e-12)]
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jdfl_lightning import published
 from jdfl_lightning.config import Experiment, parse_experiment
 from jdfl_lightning.data import PACS, OfficeCaltech
+from jdfl_lightning.report import published
 
 PACS_SIZES = {"art_painting": 205, "cartoon": 235, "photo": 167, "sketch": 393}
 OFFICE_SIZES = {"amazon": 192, "caltech": 225, "dslr": 32, "webcam": 59}

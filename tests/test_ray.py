@@ -18,11 +18,11 @@ from ray.cluster_utils import Cluster
 
 from helpers import Lines, Mortal, experiment, same
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, RayBackend, fit
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
-from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
-from jdfl_lightning.tensors import Tensors
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # ray's own sockets and logs
 

@@ -11,7 +11,7 @@ import torchvision
 from torch import Tensor, nn
 
 from jdfl_lightning import HardTargets, JointHead, SoftTargetKLLoss, predict_class, replace_head
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.models import find_head
 
 NETWORKS = [

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import experiment
-from jdfl_lightning import fit, published
-from jdfl_lightning.checkpoint import CheckpointHeader, Checkpoints
+from jdfl_lightning import fit
 from jdfl_lightning.cli import main
-from jdfl_lightning.report import write
+from jdfl_lightning.report import published, write
 from jdfl_lightning.report.collect import find_run_folders, read_finished
 from jdfl_lightning.report.comparison import Row, Section, compare
 from jdfl_lightning.report.costs import cost
 from jdfl_lightning.report.markup import escape_latex, escape_markdown
 from jdfl_lightning.report.statistics import paired_difference
 from jdfl_lightning.report.write import write_report
+from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from run_folders import config, write_run, write_study
 from test_loggers import read_offline
 

@@ -15,7 +15,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from jdfl_lightning import published
+from jdfl_lightning.report import published
 from jdfl_lightning.report.comparison import Section
 from jdfl_lightning.report.figures import ablation_figure, accuracy_figure, num_domains_figure
 from run_folders import write_run

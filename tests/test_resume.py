@@ -23,15 +23,15 @@ from hypothesis import strategies as st
 
 from helpers import contents, digits, experiment
 from jdfl_lightning import Experiment, PoolBackend, algorithms, fit
-from jdfl_lightning.checkpoint import ClientStates, load_record, save_record
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import Checkpointing, as_dict
-from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.files import write_whole
-from jdfl_lightning.inference import test_run as run_again
-from jdfl_lightning.loggers import WandbRounds
-from jdfl_lightning.run_folder import lock_run, read_run
+from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.files import write_whole
+from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_record
+from jdfl_lightning.storage.folder import lock_run, read_run
+from jdfl_lightning.studies.inference import test_run as run_again
+from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.loggers import WandbRounds
 
 STATEFUL = ["FedAvg", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON"]
 
@@ -413,7 +413,7 @@ def test_no_damage_goes_unseen_or_does_anything_else(data: st.DataObject, tmp_pa
     )
 )
 def test_checkpoints_that_are_something_else(about: dict[str, Any], tmp_path_factory: Any) -> None:
-    from jdfl_lightning.checkpoint import Checkpoints
+    from jdfl_lightning.storage.checkpoint import Checkpoints
 
     checkpoints = Checkpoints(tmp_path_factory.mktemp("fuzz"), keep=2)
     checkpoints.folder.mkdir()

@@ -19,16 +19,16 @@ from helpers import experiment
 from jdfl_lightning import SCAFFOLD, FedAvg, FedProc, RobustFedAvg, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms import Algorithm, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
-from jdfl_lightning.display import PlainDisplay
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
+from jdfl_lightning.core.seeding import sample_clients
+from jdfl_lightning.core.tensors import Record, Tensors, flatten, norm
 from jdfl_lightning.federation.server import SitesBackend
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask, RoundContext
-from jdfl_lightning.rounds import Journal, RoundReport, ServerState, run_rounds
-from jdfl_lightning.screening import Form, screened, why_not, without_outliers
-from jdfl_lightning.seeding import sample_clients
-from jdfl_lightning.tensors import Record, Tensors, flatten, norm
+from jdfl_lightning.server.rounds import Journal, RoundReport, ServerState, run_rounds
+from jdfl_lightning.server.screening import Form, screened, why_not, without_outliers
+from jdfl_lightning.storage.checkpoint import ClientStates
+from jdfl_lightning.ui.display import PlainDisplay
 
 NAN = float("nan")
 

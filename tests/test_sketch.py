@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from jdfl_lightning.discovery import unit
-from jdfl_lightning.sketch import BLOCKS, sketch
+from jdfl_lightning.clustering.sketch import BLOCKS, sketch
+from jdfl_lightning.clustering.updates import unit
 
 BOUND = 6
 """Cosines of sketches of length k are within BOUND / sqrt(k): six standard deviations of a Gaussian projection's."""

@@ -14,12 +14,12 @@ from helpers import contents, digits, experiment
 from jdfl_lightning import Experiment, fit
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import parse_experiment
-from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.experiment import discover
-from jdfl_lightning.loggers import WandbRounds
-from jdfl_lightning.run_folder import lock_run
-from jdfl_lightning.suite import Matrix, plan, run_suite
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.server.run import discover
+from jdfl_lightning.storage.folder import lock_run
+from jdfl_lightning.studies.suite import Matrix, plan, run_suite
+from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.loggers import WandbRounds
 from test_loggers import read_offline
 
 COMMON = ["--data.size", "8", "--data.num_clients", "4", "--backbone", "helpers.tiny_net", "--rounds", "2"]
@@ -178,7 +178,7 @@ def test_ctrl_c_ends_the_suite(capsys: pytest.CaptureFixture[str], monkeypatch: 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jdfl_lightning.rounds.judge", interrupt)
+    monkeypatch.setattr("jdfl_lightning.server.rounds.judge", interrupt)
     assert main(["suite", *COMMON, "--supervisions", "base", "--seeds", "0,1"]) == 130
     shown = capsys.readouterr()
     assert "go on with: the same command" in shown.out
@@ -221,7 +221,7 @@ def test_whatever_a_run_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(run: Experiment, display: Display) -> None:
         raise RuntimeError("no\nmemory")
 
-    monkeypatch.setattr("jdfl_lightning.suite.fit", fail)
+    monkeypatch.setattr("jdfl_lightning.studies.suite.fit", fail)
     outcomes = run_suite(*plan(parse, COMMON, Matrix(("FedAvg",), ("base",), (0, 1))))
     assert [outcome.failure for outcome in outcomes] == ["RuntimeError: no memory"] * 2
 

@@ -18,16 +18,17 @@ import yaml
 
 from helpers import Lines, contents, experiment
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, PoolBackend, fit
-from jdfl_lightning.checkpoint import ClientStates, load_record, read_header, save_record
 from jdfl_lightning.cli import BAD_INPUT, main
-from jdfl_lightning.clustering import cluster
+from jdfl_lightning.clustering.clusters import cluster
+from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Checkpointing, Experiment, as_dict
-from jdfl_lightning.discovery import Updates
-from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.files import parse_json, parse_settings, read_json
-from jdfl_lightning.findings import read_findings
-from jdfl_lightning.resume import fixed_settings
-from jdfl_lightning.run_folder import (
+from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.files import parse_json, parse_settings, read_json
+from jdfl_lightning.core.tensors import Record, Tensors
+from jdfl_lightning.server.resume import fixed_settings
+from jdfl_lightning.storage.checkpoint import ClientStates, load_record, read_header, save_record
+from jdfl_lightning.storage.findings import read_findings
+from jdfl_lightning.storage.folder import (
     digest_discovery,
     digest_metrics,
     last_round,
@@ -35,8 +36,7 @@ from jdfl_lightning.run_folder import (
     read_discovery,
     save_discovery,
 )
-from jdfl_lightning.tensors import Record, Tensors
-from jdfl_lightning.trust import PACKAGES, known_backbone, own_settings, saved_settings, settings_to_use, sign
+from jdfl_lightning.storage.trust import PACKAGES, known_backbone, own_settings, saved_settings, settings_to_use, sign
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def main() -> None:
         run(command, "fit", "--rounds", "2", "--run_dir", "run")
         run(command, "test", "--run", "run")
         assert "num_clients: 40" in run(command, "fit", "--config", "pacs_c.yaml", "--print_config")
-        read = "from jdfl_lightning import published as p; print(len(p.main_table()), p.ari_grid()[5, 32, 'B'])"
+        read = "from jdfl_lightning.report import published as p; print(len(p.main_table()), p.ari_grid()[5, 32, 'B'])"
         assert run(bin_folder / "python", "-c", read) == "60 0.987\n"
         (folder / "script.py").write_bytes((CHECKOUT / "examples/joint_resnet.py").read_bytes())
         assert "overall" in run(bin_folder / "python", "script.py")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
         RobustFedAvg,
     )
     from jdfl_lightning.backends import LocalBackend, PoolBackend, RayBackend
+    from jdfl_lightning.client.groups import GroupDomains, discover_domains
+    from jdfl_lightning.client.module import JointModule
+    from jdfl_lightning.client.trainer import TrainerOptions
     from jdfl_lightning.config import Clustering, Experiment
     from jdfl_lightning.data import (
         PACS,
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
         OfficeCaltech,
         SiteFolders,
     )
-    from jdfl_lightning.experiment import fit
-    from jdfl_lightning.groups import GroupDomains, discover_domains
     from jdfl_lightning.joint import (
         ClassScores,
         DomainAccuracy,
@@ -48,8 +49,7 @@ if TYPE_CHECKING:
         predict_class,
     )
     from jdfl_lightning.models import PaperCNN, replace_head
-    from jdfl_lightning.module import JointModule
-    from jdfl_lightning.trainer import TrainerOptions
+    from jdfl_lightning.server.run import fit
 
 _HOMES = {
     "algorithms": (
@@ -68,8 +68,8 @@ _HOMES = {
     "backends": ("LocalBackend", "PoolBackend", "RayBackend"),
     "config": ("Clustering", "Experiment"),
     "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech", "SiteFolders"),
-    "experiment": ("fit",),
-    "groups": ("GroupDomains", "discover_domains"),
+    "server.run": ("fit",),
+    "client.groups": ("GroupDomains", "discover_domains"),
     "joint": (
         "ClassScores",
         "DomainAccuracy",
@@ -86,8 +86,8 @@ _HOMES = {
         "predict_class",
     ),
     "models": ("PaperCNN", "replace_head"),
-    "module": ("JointModule",),
-    "trainer": ("TrainerOptions",),
+    "client.module": ("JointModule",),
+    "client.trainer": ("TrainerOptions",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -14,12 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from jdfl_lightning.errors import InputError, Interrupted, Note, Terminated
-from jdfl_lightning.nursery import nursery
+from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated
+from jdfl_lightning.core.nursery import nursery
 
 if TYPE_CHECKING:
-    from jdfl_lightning.loggers import WandbRounds
     from jdfl_lightning.report.write import Report
+    from jdfl_lightning.ui.loggers import WandbRounds
 
 PROGRAM = "jdfl-lightning"
 FAILED, BAD_INPUT, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 130, 141, 143
@@ -31,10 +31,10 @@ def _fit(args: Sequence[str]) -> int:
         from rich.console import Console
 
         from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.display import open_display
-        from jdfl_lightning.experiment import fit
-        from jdfl_lightning.memory import reuse_memory
+        from jdfl_lightning.core.memory import reuse_memory
         from jdfl_lightning.report.run import run_table
+        from jdfl_lightning.server.run import fit
+        from jdfl_lightning.ui.display import open_display
 
         reuse_memory()
         experiment = parse_experiment(f"{PROGRAM} fit", args)
@@ -60,11 +60,11 @@ def _discover(args: Sequence[str]) -> int:
         from rich.console import Console
 
         from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.display import open_display
-        from jdfl_lightning.experiment import discover
-        from jdfl_lightning.memory import reuse_memory
+        from jdfl_lightning.core.memory import reuse_memory
         from jdfl_lightning.report.discovery import discovery_tables
-        from jdfl_lightning.run_folder import read_discovery
+        from jdfl_lightning.server.run import discover
+        from jdfl_lightning.storage.folder import read_discovery
+        from jdfl_lightning.ui.display import open_display
 
         reuse_memory()
         experiment = parse_experiment(f"{PROGRAM} discover", args)
@@ -92,10 +92,10 @@ def _diagnose(args: Sequence[str]) -> int:
         from rich.console import Console
 
         from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.diagnose import Sweep, diagnose
-        from jdfl_lightning.display import open_display
-        from jdfl_lightning.memory import reuse_memory
+        from jdfl_lightning.core.memory import reuse_memory
         from jdfl_lightning.report.diagnosis import diagnosis_tables
+        from jdfl_lightning.studies.diagnose import Sweep, diagnose
+        from jdfl_lightning.ui.display import open_display
 
         reuse_memory()
         experiment = parse_experiment(f"{PROGRAM} diagnose", others)
@@ -136,11 +136,11 @@ def _suite(args: Sequence[str]) -> int:
         from rich.console import Console
 
         from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.display import open_display
-        from jdfl_lightning.loggers import WandbRounds
-        from jdfl_lightning.memory import reuse_memory
+        from jdfl_lightning.core.memory import reuse_memory
         from jdfl_lightning.report.write import PAGE, write_report
-        from jdfl_lightning.suite import Matrix, plan, run_suite
+        from jdfl_lightning.studies.suite import Matrix, plan, run_suite
+        from jdfl_lightning.ui.display import open_display
+        from jdfl_lightning.ui.loggers import WandbRounds
 
         reuse_memory()
         matrix = Matrix(options.algorithms, options.supervisions, options.seeds, options.num_domains)
@@ -182,10 +182,10 @@ def _test(args: Sequence[str]) -> int:
     from rich.console import Console
 
     from jdfl_lightning.config import parse_experiment, settings_argument
-    from jdfl_lightning.display import open_display
-    from jdfl_lightning.inference import test_run
     from jdfl_lightning.report.run import accuracy_table
-    from jdfl_lightning.run_folder import read_run
+    from jdfl_lightning.storage.folder import read_run
+    from jdfl_lightning.studies.inference import test_run
+    from jdfl_lightning.ui.display import open_display
 
     parser = _parser("test")
     _add_run(parser)
@@ -230,8 +230,8 @@ def _yes_or_no(text: str) -> bool:
 
 def _predict(args: Sequence[str]) -> int:
     """write a CSV with class, probability and winning pseudo-domain of images"""
-    from jdfl_lightning.inference import list_images, load_to_use, predict, write_predictions
-    from jdfl_lightning.run_folder import kept_weights
+    from jdfl_lightning.storage.folder import kept_weights
+    from jdfl_lightning.studies.inference import list_images, load_to_use, predict, write_predictions
 
     parser = _parser("predict")
     _add_run(parser)
@@ -286,8 +286,8 @@ def _report(args: Sequence[str]) -> int:
 
 def _upload(report: Report, like: WandbRounds | None = None) -> None:
     """Put a report on Weights & Biases."""
-    from jdfl_lightning.loggers import upload_report
     from jdfl_lightning.report.records import COLUMNS
+    from jdfl_lightning.ui.loggers import upload_report
 
     rows = [[record[name] for name in COLUMNS] for record in report.records]
     upload_report(report.folder, COLUMNS, rows, report.pictures, like)

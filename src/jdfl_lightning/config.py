@@ -17,16 +17,16 @@ from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
-from jdfl_lightning.clustering import Criterion
+from jdfl_lightning.client.trainer import TrainerOptions
+from jdfl_lightning.clustering.clusters import Criterion
+from jdfl_lightning.clustering.sketch import BLOCKS
+from jdfl_lightning.core.errors import InputError, did_you_mean, require, require_types
+from jdfl_lightning.core.files import parse_settings, read_settings, write_whole
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
-from jdfl_lightning.errors import InputError, did_you_mean, require, require_types
-from jdfl_lightning.files import parse_settings, read_settings, write_whole
 from jdfl_lightning.joint import Score
-from jdfl_lightning.loggers import WandbRounds
 from jdfl_lightning.models import LAYER_SUBSETS
-from jdfl_lightning.sketch import BLOCKS
-from jdfl_lightning.trainer import TrainerOptions
-from jdfl_lightning.trust import CONFIG, settings_to_use, sign
+from jdfl_lightning.storage.trust import CONFIG, settings_to_use, sign
+from jdfl_lightning.ui.loggers import WandbRounds
 
 Supervision = Literal["base", "hard", "graded", "random"]
 

@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from jdfl_lightning.flower import make_client_app
+from jdfl_lightning.federation.flower import make_client_app
 
 app = make_client_app(Path(__file__).with_name("federation.yaml"))

@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from jdfl_lightning.flower import make_server_app
+from jdfl_lightning.federation.flower import make_server_app
 
 app = make_server_app(Path(__file__).with_name("federation.yaml"))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from jdfl_lightning.errors import require, require_types
-from jdfl_lightning.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.seeding import sample_clients
-from jdfl_lightning.tensors import Record, Tensors, norm
+from jdfl_lightning.core.errors import require, require_types
+from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
+from jdfl_lightning.core.seeding import sample_clients
+from jdfl_lightning.core.tensors import Record, Tensors, norm
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment

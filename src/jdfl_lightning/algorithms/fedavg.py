@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jdfl_lightning.algorithms.base import Algorithm
-from jdfl_lightning.messages import FitResult, RoundContext
-from jdfl_lightning.tensors import Record, RunningSum, Tensors
+from jdfl_lightning.core.messages import FitResult, RoundContext
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 
 
 @dataclass(frozen=True)

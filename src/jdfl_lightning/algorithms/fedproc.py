@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
-from jdfl_lightning.messages import FitResult, FitTask, RoundContext
+from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 from jdfl_lightning.models import eval_mode
-from jdfl_lightning.tensors import Record, RunningSum, Tensors
 
 _ROUNDING = 1e-5
 """By how much the length of a feature, normalised in single precision, may miss 1."""

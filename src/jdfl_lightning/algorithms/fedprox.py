@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
-from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitTask
-from jdfl_lightning.tensors import Record, Tensors, place, pull
+from jdfl_lightning.core.errors import require
+from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.core.tensors import Record, Tensors, place, pull
 
 
 @dataclass(frozen=True)

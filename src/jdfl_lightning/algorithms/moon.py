@@ -13,9 +13,9 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
-from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitTask
-from jdfl_lightning.tensors import Record, Tensors, snapshot
+from jdfl_lightning.core.errors import require
+from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.core.tensors import Record, Tensors, snapshot
 
 
 def contrast(features: Tensor, global_features: Tensor, previous: Tensor, temperature: float) -> Tensor:

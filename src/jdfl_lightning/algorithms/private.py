@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from jdfl_lightning.algorithms.fedavg import FedAvg
-from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitResult, RoundContext
-from jdfl_lightning.privacy import KEY_BYTES, STEPS, digest, grid_noise, secret_sample, spent_epsilon
-from jdfl_lightning.tensors import Record, Tensors, norm, sub
+from jdfl_lightning.algorithms.privacy import KEY_BYTES, STEPS, digest, grid_noise, secret_sample, spent_epsilon
+from jdfl_lightning.core.errors import require
+from jdfl_lightning.core.messages import FitResult, RoundContext
+from jdfl_lightning.core.tensors import Record, Tensors, norm, sub
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment

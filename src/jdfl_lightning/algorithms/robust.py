@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from jdfl_lightning.algorithms.fedavg import FedAvg
-from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitResult, RoundContext
-from jdfl_lightning.tensors import Record, Tensors
+from jdfl_lightning.core.errors import require
+from jdfl_lightning.core.messages import FitResult, RoundContext
+from jdfl_lightning.core.tensors import Record, Tensors
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
-from jdfl_lightning.errors import require
-from jdfl_lightning.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
+from jdfl_lightning.core.errors import require
+from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
 
 
 @dataclass(frozen=True)

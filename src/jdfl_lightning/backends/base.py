@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.evaluation import Evaluation
-from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
-from jdfl_lightning.tensors import Record, Tensors
+from jdfl_lightning.client.evaluation import Evaluation
+from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Record, Tensors
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment

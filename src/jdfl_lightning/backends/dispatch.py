@@ -10,10 +10,10 @@ from typing import Any
 
 from jdfl_lightning.backends.base import ATTEMPTS, Runner
 from jdfl_lightning.backends.worker import encode
-from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.evaluation import Evaluation
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
-from jdfl_lightning.tensors import Tensors
+from jdfl_lightning.client.evaluation import Evaluation
+from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Tensors
 
 HELD = 4
 """Results for each worker that may wait for an earlier one before no further client is begun."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jdfl_lightning.backends.base import ATTEMPTS, Backend, Runner, describe, fit_with_state
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
-from jdfl_lightning.errors import StorageError
-from jdfl_lightning.evaluation import Evaluation, evaluate
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
-from jdfl_lightning.tensors import Tensors
+from jdfl_lightning.client.evaluation import Evaluation, evaluate
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.core.errors import StorageError
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment

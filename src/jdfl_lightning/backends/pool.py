@@ -18,10 +18,10 @@ from jdfl_lightning.backends.base import Backend, Runner
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.local import LocalBackend
 from jdfl_lightning.backends.worker import Parcel, Place, encode, without_images
-from jdfl_lightning.checkpoint import ClientStates
+from jdfl_lightning.core.errors import InputError, Note, require, require_types
+from jdfl_lightning.core.nursery import Nursery, dismiss_spare, nursery
 from jdfl_lightning.data.cache import ImageFile, image_file
-from jdfl_lightning.errors import InputError, Note, require, require_types
-from jdfl_lightning.nursery import Nursery, dismiss_spare, nursery
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment

@@ -21,13 +21,13 @@ import torch
 from jdfl_lightning.backends.base import RESET, Backend, Runner, describe, fit_with_state, init_state
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, without_images
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site, fit_client
-from jdfl_lightning.errors import InputError, Note, require, require_types
-from jdfl_lightning.evaluation import evaluate
-from jdfl_lightning.memory import reuse_memory
-from jdfl_lightning.messages import DISCOVERY, FitTask
-from jdfl_lightning.tensors import Record
+from jdfl_lightning.client.evaluation import evaluate
+from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.core.errors import InputError, Note, require, require_types
+from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.messages import DISCOVERY, FitTask
+from jdfl_lightning.core.tensors import Record
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment

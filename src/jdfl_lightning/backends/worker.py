@@ -21,13 +21,13 @@ from torch import Tensor
 
 from jdfl_lightning.backends.base import describe, fit_with_state
 from jdfl_lightning.backends.local import LocalBackend
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
+from jdfl_lightning.client.evaluation import evaluate
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.core.errors import StorageError
+from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.data.base import no_progress
 from jdfl_lightning.data.cache import ImageFile
-from jdfl_lightning.errors import StorageError
-from jdfl_lightning.evaluation import evaluate
-from jdfl_lightning.memory import reuse_memory
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment

@@ -5,6 +5,6 @@ from jdfl_lightning.data.digits import DigitsDomains
 from jdfl_lightning.data.folder import ImageFolderDomains
 from jdfl_lightning.data.office_caltech import OfficeCaltech
 from jdfl_lightning.data.pacs import PACS
-from jdfl_lightning.data.sites import SiteFolders
+from jdfl_lightning.data.site_folders import SiteFolders
 
 __all__ = ["PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech", "SiteFolders"]

@@ -13,9 +13,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from jdfl_lightning.core.errors import InputError, require, require_type
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.data.partition import Partition, partition
-from jdfl_lightning.errors import InputError, require, require_type
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total) while something long goes on."""

@@ -20,8 +20,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.data.base import Progress
-from jdfl_lightning.errors import InputError, Note
 
 _FORMAT = "3"  # part of every key: raise it when the decoding changes
 MAX_PIXELS = 50_000_000

@@ -14,9 +14,9 @@ from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
+from jdfl_lightning.core.errors import require
+from jdfl_lightning.core.seeding import numpy_generator
 from jdfl_lightning.data.base import DomainDataModule
-from jdfl_lightning.errors import require
-from jdfl_lightning.seeding import numpy_generator
 
 Array = npt.NDArray[np.float64]
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.data.base import Progress
-from jdfl_lightning.errors import InputError
 
 Check = Callable[[Path], None]
 """Raises an `InputError` if the unpacked folder is not the data set."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.data.base import DomainDataModule
 from jdfl_lightning.data.cache import decode_all
 from jdfl_lightning.data.download import Mirror, download
-from jdfl_lightning.errors import InputError, Note
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
 _RESERVED = {"overall", "worst", "spread"}  # columns of the tables

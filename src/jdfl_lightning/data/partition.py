@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jdfl_lightning.errors import InputError
-from jdfl_lightning.seeding import numpy_generator
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.seeding import numpy_generator
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
 """A federation of sites that keep their images: what crosses, what a site does, what the server does.
 
-Nothing here knows how messages travel: `jdfl_lightning.flower` has them carried by Flower.
+Nothing here knows how messages travel: `jdfl_lightning.federation.flower` has them carried by Flower.
 """

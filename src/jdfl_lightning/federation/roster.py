@@ -10,9 +10,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.files import checked, read_settings
 from jdfl_lightning.federation.wire import Facts
-from jdfl_lightning.files import checked, read_settings
 
 Count = Annotated[int, Field(ge=0)]
 

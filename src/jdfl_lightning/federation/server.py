@@ -14,15 +14,15 @@ from typing import Annotated
 from pydantic import Field
 
 from jdfl_lightning.backends import Backend, Runner
-from jdfl_lightning.checkpoint import ClientStates
+from jdfl_lightning.client.evaluation import Counts, Evaluation, Scores
 from jdfl_lightning.config import Experiment, as_dict
+from jdfl_lightning.core.errors import InputError, StorageError, require
+from jdfl_lightning.core.files import checked, read_json, write_whole
+from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.base import Roster
-from jdfl_lightning.display import Display
-from jdfl_lightning.errors import InputError, StorageError, require
-from jdfl_lightning.evaluation import Counts, Evaluation, Scores
-from jdfl_lightning.experiment import fit
+from jdfl_lightning.federation.members import Federation, Mail
 from jdfl_lightning.federation.roster import capped, read_roster
-from jdfl_lightning.federation.sites import Federation, Mail
 from jdfl_lightning.federation.wire import (
     Answer,
     Letter,
@@ -32,11 +32,11 @@ from jdfl_lightning.federation.wire import (
     write_orders,
     write_request,
 )
-from jdfl_lightning.files import checked, read_json, write_whole
-from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
-from jdfl_lightning.resume import find_run, fixed_settings
-from jdfl_lightning.run_folder import Run
-from jdfl_lightning.tensors import Tensors
+from jdfl_lightning.server.resume import find_run, fixed_settings
+from jdfl_lightning.server.run import fit
+from jdfl_lightning.storage.checkpoint import ClientStates
+from jdfl_lightning.storage.folder import Run
+from jdfl_lightning.ui.display import Display
 
 _RUN = "federation.json"
 """File of a run folder that names the run for its sites."""

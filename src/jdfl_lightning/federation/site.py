@@ -15,16 +15,16 @@ import torch
 
 from jdfl_lightning.backends.base import describe
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.checkpoint import ClientStates
-from jdfl_lightning.client import Site
+from jdfl_lightning.client.evaluation import Counts, count
+from jdfl_lightning.client.fit import Site
 from jdfl_lightning.config import as_dict, parse_experiment
+from jdfl_lightning.core.errors import InputError, PublicError, StorageError
+from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
 from jdfl_lightning.data import ImageFolderDomains, SiteFolders
-from jdfl_lightning.errors import InputError, PublicError, StorageError
-from jdfl_lightning.evaluation import Counts, count
 from jdfl_lightning.federation.wire import Answer, Facts, Letter, Orders, read_orders, read_request, write_answer
-from jdfl_lightning.memory import reuse_memory
-from jdfl_lightning.messages import DISCOVERY, FitFailure, FitResult, FitTask
-from jdfl_lightning.resume import fixed_settings, require_equal
+from jdfl_lightning.server.resume import fixed_settings, require_equal
+from jdfl_lightning.storage.checkpoint import ClientStates
 
 Value = bool | bytes | float | int | str
 """What the operator of a site can say of it."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from jdfl_lightning.errors import InputError, plain
-from jdfl_lightning.evaluation import Counts
-from jdfl_lightning.messages import FitFailure, FitResult, FitTask
-from jdfl_lightning.tensors import Record, Tensors
+from jdfl_lightning.client.evaluation import Counts
+from jdfl_lightning.core.errors import InputError, plain
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Record, Tensors
 
 Note = Mapping[str, Any]
 """Names -> numbers, texts, or lists of one kind of them; no bool and no None, which not every transport knows."""

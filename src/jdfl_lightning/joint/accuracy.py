@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from jdfl_lightning.errors import require_choice
+from jdfl_lightning.core.errors import require_choice
 from jdfl_lightning.joint.head import Score, predict_class, split_index
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Literal, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning.errors import InputError, require_choice
+from jdfl_lightning.core.errors import InputError, require_choice
 
 Score = Literal["max", "sum"]
 """How a class is scored: by the largest of its M logits (the paper), or by the sum of its M joint probabilities."""

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning.errors import require_choice
+from jdfl_lightning.core.errors import require_choice
 from jdfl_lightning.joint.head import per_domain
 
 Reduction = Literal["mean", "sum", "none"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from jdfl_lightning.errors import InputError
+from jdfl_lightning.core.errors import InputError
 
 Matrix = Tensor | Sequence[Sequence[float]]
 """Rows of numbers; as lists they can be written in a YAML file."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jdfl_lightning.checkpoint import Checkpoints, read_header
-from jdfl_lightning.errors import InputError, StorageError
-from jdfl_lightning.run_folder import DIAGNOSIS, DISCOVERY, METRICS, Run, flat_settings, read_run
-from jdfl_lightning.trust import CONFIG
+from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.storage.checkpoint import Checkpoints, read_header
+from jdfl_lightning.storage.folder import DIAGNOSIS, DISCOVERY, METRICS, Run, flat_settings, read_run
+from jdfl_lightning.storage.trust import CONFIG
 
 Value: TypeAlias = str | int | float | bool | None
 Settings: TypeAlias = tuple[tuple[str, Value], ...]

@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from jdfl_lightning import published
 from jdfl_lightning.joint.targets import default_alpha
-from jdfl_lightning.published.differences import differences, shown
+from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import PACKAGE, SUPERVISIONS, Finished, Settings, Value
+from jdfl_lightning.report.published.differences import differences, shown
 from jdfl_lightning.report.statistics import Difference, Spread, paired_difference, spread
-from jdfl_lightning.run_folder import DOMAIN_PREFIX
+from jdfl_lightning.storage.folder import DOMAIN_PREFIX
 
 _PAPER_ORDER = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON")
 

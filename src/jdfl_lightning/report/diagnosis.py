@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 from rich.table import Table
 
-from jdfl_lightning import published
-from jdfl_lightning.errors import StorageError
-from jdfl_lightning.findings import Finding, read_findings
+from jdfl_lightning.core.errors import StorageError
+from jdfl_lightning.report import published
 from jdfl_lightning.report.run import new_figure
-from jdfl_lightning.run_folder import flat_settings, save_figure
-from jdfl_lightning.trust import saved_settings
+from jdfl_lightning.storage.findings import Finding, read_findings
+from jdfl_lightning.storage.folder import flat_settings, save_figure
+from jdfl_lightning.storage.trust import saved_settings
 
 Grid = dict[tuple[int, int, str], float]
 """(E_0, batch size, layers) -> value."""

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from jdfl_lightning import published
+from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import SUPERVISIONS
 from jdfl_lightning.report.comparison import Row, Section
 

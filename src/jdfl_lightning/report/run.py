@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
 from rich.table import Table
 
-from jdfl_lightning.run_folder import DOMAIN_PREFIX, Run, Which
+from jdfl_lightning.storage.folder import DOMAIN_PREFIX, Run, Which
 
 
 def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Table:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from jdfl_lightning.errors import InputError, require
-from jdfl_lightning.files import write_whole
+from jdfl_lightning.core.errors import InputError, require
+from jdfl_lightning.core.files import write_whole
 from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_finished
 from jdfl_lightning.report.comparison import Row, Section, compare
 from jdfl_lightning.report.document import (

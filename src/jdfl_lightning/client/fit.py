@@ -1,0 +1,180 @@
+"""fit_client: one client's local training, the one function that every backend calls; train, what it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+
+from jdfl_lightning.algorithms import LocalUpdate
+from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
+from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
+from jdfl_lightning.core.errors import PublicError
+from jdfl_lightning.core.messages import DISCOVERY, UNKNOWN, FitResult, FitTask
+from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
+from jdfl_lightning.core.tensors import Record, Tensors, norm, snapshot
+from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
+from jdfl_lightning.models import build_backbone, num_features, select_parameters
+
+if TYPE_CHECKING:
+    from jdfl_lightning.config import Experiment
+
+
+class Site:
+    """What a process needs to train or judge a model, built once: the data and one module.
+
+    Args:
+        experiment: the run's settings; its data has been loaded and dealt out.
+        first: id of the first client whose images are here.
+    """
+
+    def __init__(self, experiment: Experiment, first: int = 0) -> None:
+        self.experiment, self.first = experiment, first
+        self.data = experiment.data
+        with isolated_randomness(experiment.seed_everything, "backbone"):
+            backbone = build_backbone(experiment.backbone, self.data.size)
+            self._module = JointModule(
+                backbone,
+                in_features=num_features(backbone, self.data.size),
+                num_classes=len(self.data.class_names),
+                domains=self.data.domain_names,
+                lr=experiment.lr,
+                momentum=experiment.momentum,
+                weight_decay=experiment.weight_decay,
+                score=experiment.score,
+            )
+        self._module.to(memory_format=torch.channels_last)
+        self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
+
+    def initial(self, num_domains: int) -> tuple[Tensors, Tensors]:
+        """Return theta_0, a function of the seed, with a newly initialised head of M x C outputs."""
+        weights, buffers = self._theta_0
+        head = self._new_head(num_domains)
+        return weights | {
+            f"head.{name}": value for name, value in snapshot(dict(head.named_parameters())).items()
+        }, buffers
+
+    def _new_head(self, num_domains: int) -> JointHead:
+        with isolated_randomness(self.experiment.seed_everything, "head", num_domains):
+            head = self._module.head
+            return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
+
+    def update_length(self) -> int:
+        """Return the number of entries of --clustering.layers, those of a client's update vector in Phase 1."""
+        weights, buffers = self.initial(num_domains=1)
+        names = select_parameters(self.module(weights, buffers), self.experiment.clustering.layers)
+        return sum(weights[name].numel() for name in names)
+
+    def module(self, weights: Tensors, buffers: Tensors, targets: TargetRule | None = None) -> JointModule:
+        """Return the module with these weights; its head takes their shape."""
+        module = self._module
+        num_domains = weights["head.weight"].shape[0] // module.head.num_classes
+        if num_domains != module.head.num_domains:
+            module.head = self._new_head(num_domains)
+        module.targets = targets if targets is not None else PlainTargets()
+        for part in (module.backbone, module.head):  # a process that has not trained yet has single precision
+            part.to(weights["head.weight"].dtype)
+        with torch.no_grad():
+            for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
+                for name, tensor in live.items():
+                    tensor.copy_(values[name])
+        return module
+
+
+def _targets(task: FitTask, draw: bool) -> TargetRule | None:
+    """Return the task's target rule; a client whose pseudo-domain is not known shares its mass among all alike."""
+    if task.table is None:
+        return None
+    if task.domain == UNKNOWN and not draw:
+        return TargetRule(torch.full_like(task.table, 1 / len(task.table)))
+    return TargetRule(task.table, draw)
+
+
+def train(
+    module: pl.LightningModule, loader: Iterable[Any], update: LocalUpdate, epochs: int, options: TrainerOptions
+) -> Tensors:
+    """Train a module from where it is, silently; what is random in it is a function of the update's task.
+
+    Args:
+        module: any LightningModule.
+        loader: its training batches.
+        update: watches over the fit.
+        epochs: passes through the loader.
+        options: of the Trainer.
+
+    Returns:
+        A copy of the trainable parameters as they are then.
+    """
+    with quiet(), isolated_randomness(update.task.seed, "fit", *update.task.where):
+        trainer = silent_trainer(options, epochs, [update])
+        trainer.fit(module, loader)
+    # a Trainer is a knot of references that only the garbage collector unties, some time: let go of what is large in it
+    for optimizer in trainer.optimizers:
+        optimizer.state.clear()
+    return snapshot({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
+
+
+def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Record]:
+    """Train one client from the server's weights.
+
+    Args:
+        site: this process's data and module.
+        task: what the server sent.
+        state: what the client kept from its last participation.
+
+    Returns:
+        The client's answer and its new state; everything random in it is a function of (seed, round, client).
+    """
+    experiment = site.experiment
+    discovering = task.round == DISCOVERY
+    number = task.client - site.first  # among those that are here
+    if len(site.data.partition.clients[number]) == 0:
+        raise PublicError(
+            f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
+            "lower --data.num_clients."
+        )
+    module = site.module(task.weights, task.buffers, _targets(task, draw=experiment.supervision == "random"))
+    if discovering:
+        names = select_parameters(module, experiment.clustering.layers)
+        update: LocalUpdate = (
+            EpochProbe(task, names)
+            if task.every_epoch
+            else DiscoveryProbe(task, names, experiment.clustering.sketch_dim)
+        )
+        epochs = experiment.clustering.epochs
+        batch_size = experiment.clustering.batch_size or experiment.batch_size
+    else:
+        update = experiment.algorithm.local(task, state)
+        epochs, batch_size = experiment.epochs, experiment.batch_size
+    shuffle = torch_generator(task.seed, "shuffle", *task.where)
+    loader = site.data.client_loader(number, max(task.domain, 0), batch_size, shuffle)
+    module.generator = torch_generator(task.seed, "targets", *task.where)
+    module.loss_term = update.loss
+    try:
+        weights = train(module, loader, update, epochs, experiment.trainer)
+    finally:
+        module.generator = module.loss_term = None
+    if update.num_steps == 0:
+        raise PublicError(
+            f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
+            "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
+        )
+    buffers = snapshot(module.statistics())
+    upload, state = update.report(weights)
+    norms = {f"norm/client/{group}": norm(tensors) for group, tensors in state.items()}
+    result = FitResult(
+        client=task.client,
+        num_examples=len(loader.indices),
+        num_steps=update.num_steps,
+        weight=task.weight,
+        weights={} if discovering else weights,
+        buffers={} if discovering else buffers,
+        upload=upload,
+        metrics={"train/loss": update.mean_loss} | norms,
+        keeps_state=bool(state),
+    )
+    vars(update).clear()  # the Trainer still refers to it
+    return result, state

@@ -1,0 +1,172 @@
+"""JointModule, the LightningModule of a client; it trains just as well with no federation at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.joint import (
+    DomainAccuracy,
+    JointAccuracy,
+    JointHead,
+    PlainTargets,
+    Score,
+    SoftTargetKLLoss,
+    TargetRule,
+)
+
+Batch = Sequence[Tensor]
+"""Images (B, 3, H, W), class labels (B,) and, where they matter, domains (B,)."""
+
+
+class LossTerm(Protocol):
+    """What an algorithm makes of the task's loss."""
+
+    def __call__(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss to minimise."""
+
+
+def _with_domains(batch: Batch, needed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images, labels and domains of a batch; without domains, all is of domain 0 unless they are needed."""
+    images, labels, *domains = batch
+    if needed and not domains:
+        raise ValueError("Expected batches of (images, labels, domains) but got (images, labels): the domains matter.")
+    return images, labels, domains[0] if domains else torch.zeros_like(labels)
+
+
+class JointModule(pl.LightningModule):
+    """A backbone with a joint head, trained on soft joint targets and judged by the class alone.
+
+    Batches are (images, labels, domains). In training the domains choose the targets; in a test they only name the
+    groups that accuracy is reported for. Where there is nothing to choose (one domain, random targets, validation)
+    batches of (images, labels) will do.
+
+    A checkpoint knows everything but the backbone: ``load_from_checkpoint(file, backbone=PaperCNN())``. One of a
+    LightningCLI knows how to build that too.
+
+    Args:
+        backbone: gives features (B, in_features).
+        in_features: length of the feature vector.
+        num_classes: C.
+        targets: how mass is shared among the M pseudo-domains; `PlainTargets` (M = 1) is an ordinary classifier.
+        domains: names, or the number, of the domains that accuracy is reported for.
+        lr: learning rate of SGD.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of SGD.
+        score: how the logits of a class become its score.
+
+    >>> module = JointModule(nn.Flatten(), in_features=12, num_classes=3, targets=TargetRule(torch.eye(2)))
+    >>> module(torch.zeros(5, 3, 2, 2)).shape
+    torch.Size([5, 6])
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        in_features: int,
+        num_classes: int,
+        targets: TargetRule | None = None,
+        domains: Sequence[str] | int | None = None,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        score: Score = "max",
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["backbone", "targets"])
+        if "_instantiator" in self.hparams:  # LightningCLI made them from settings, which can be saved
+            self.save_hyperparameters()
+        self.backbone = backbone
+        self.loss = SoftTargetKLLoss()
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.val_accuracy = JointAccuracy(num_classes, score)
+        self._domains = domains
+        self._has_targets = targets is not None
+        self._build(targets if targets is not None else PlainTargets(), in_features, num_classes, score)
+        self.loss_term: LossTerm | None = None
+        """Set by an algorithm for the length of a fit."""
+        self.generator: torch.Generator | None = None
+        """Source of the random targets; torch's global one if not set."""
+
+    def _build(self, targets: TargetRule, in_features: int, num_classes: int, score: Score) -> None:
+        """Make what depends on the number of pseudo-domains."""
+        self.targets = targets
+        self.head = JointHead(in_features, num_classes, targets.num_domains, score=score)
+        groups = self._domains if self._domains is not None else targets.num_domains
+        self.test_accuracy = DomainAccuracy(num_classes, groups, score)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save how the target rule chooses a row; its table is in the weights."""
+        checkpoint["draw_targets"] = self.targets.draw
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the checkpoint's target rule, and a head of its size, if this module was given none."""
+        table = checkpoint["state_dict"].get("targets.table")
+        if not self._has_targets and table is not None and len(table) > 1:
+            head, rule = self.head, TargetRule(table, checkpoint["draw_targets"])
+            self._build(rule, head.in_features, head.num_classes, head.score)
+            self.head.to(head.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return joint logits (B, M*C)."""
+        logits: Tensor = self.head(self.backbone(images))
+        return logits
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss of a batch."""
+        images, labels, domains = _with_domains(batch, self.targets.needs_domains)
+        features = self.backbone(images)
+        weights = self.targets(domains, self.generator)
+        loss: Tensor = self.loss(self.head(features), weights, labels)
+        if self.loss_term is not None:
+            return self.loss_term(loss, features, labels)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count class-only accuracy."""
+        images, labels, _ = _with_domains(batch, needed=False)
+        self.val_accuracy.update(self(images), labels)
+        self.log("val/acc", self.val_accuracy, prog_bar=True)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count class-only accuracy for each domain."""
+        images, labels, domains = _with_domains(batch, len(self.test_accuracy.names) > 1)
+        self.test_accuracy.update(self(images), labels, domains)
+
+    def on_test_epoch_end(self) -> None:
+        """Log accuracy overall, of the worst domain, and for each domain."""
+        scores = self.test_accuracy.compute()
+        overall, worst, spread = (scores.pop(name) for name in ("overall", "worst", "spread"))
+        summary = {"test/acc": overall, "test/acc_worst": worst, "test/acc_spread": spread}
+        # the metric has been reduced, all processes have the same values: Lightning warns unless it may do it again
+        self.log_dict(summary | {f"test/acc/{name}": score for name, score in scores.items()}, sync_dist=True)
+        self.test_accuracy.reset()
+
+    def predict_step(self, batch: Batch | Tensor, batch_idx: int) -> tuple[Tensor, Tensor]:
+        """Return predicted classes (B,) and class probabilities (B, C) of images, alone or first in a batch.
+
+        A class is predicted as ``score`` says; its probability is that of its joint outputs, summed.
+        """
+        logits = self(batch if isinstance(batch, Tensor) else batch[0])
+        return self.head.predict(logits), self.head.class_probabilities(logits)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """SGD, the paper's local optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def trainable(self) -> Tensors:
+        """Return the live parameters of backbone and head that are trained, by name."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def statistics(self) -> Tensors:
+        """Return what the backbone has beside them, by name: buffers (BatchNorm's statistics), frozen parameters."""
+        frozen = {name: param for name, param in self.backbone.named_parameters() if not param.requires_grad}
+        return {
+            f"backbone.{name}": tensor for name, tensor in {**dict(self.backbone.named_buffers()), **frozen}.items()
+        }

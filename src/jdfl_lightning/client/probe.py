@@ -1,0 +1,63 @@
+"""Phase 1 at a client: a brief local training, and what of it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+
+from jdfl_lightning.algorithms.base import LocalUpdate
+from jdfl_lightning.clustering.sketch import sketch
+from jdfl_lightning.clustering.updates import unit, update_vector
+from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.core.tensors import Record, Tensors, snapshot, sub
+
+
+class DiscoveryProbe(LocalUpdate):
+    """The client half of Phase 1: train plainly, then send the normalised update of the chosen layers alone.
+
+    Args:
+        task: what the server sent.
+        names: the parameters P to look at.
+        sketch_dim: send a sketch of this length instead of the whole vector.
+    """
+
+    def __init__(self, task: FitTask, names: Sequence[str], sketch_dim: int | None = None) -> None:
+        super().__init__(task, {})
+        self.names, self.sketch_dim = list(names), sketch_dim
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Do nothing: Phase 1 tells no loss, so that any module and any batches will do."""
+
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
+        """Upload the update vector; a client keeps nothing from Phase 1."""
+        vector = update_vector(self.task.weights, weights, self.names)
+        if self.sketch_dim is not None:
+            vector = unit(sketch(vector, self.sketch_dim, self.task.seed))
+        return {"update": {"u": vector}}, {}
+
+
+class EpochProbe(LocalUpdate):
+    """A probe that answers for every number of epochs at once: sends the update of the chosen layers after each.
+
+    Args:
+        task: what the server sent.
+        names: the parameters to look at.
+    """
+
+    def __init__(self, task: FitTask, names: Sequence[str]) -> None:
+        super().__init__(task, {})
+        self.names = list(names)
+        self._updates: Record = {}
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take down how far the parameters have come."""
+        now = snapshot({name: self._params[name] for name in self.names})
+        self._updates[str(len(self._updates) + 1)] = sub(now, self.task.weights)
+
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
+        """Upload the updates by epoch, neither normalised nor joined."""
+        return self._updates, {}

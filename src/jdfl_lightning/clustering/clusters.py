@@ -1,0 +1,278 @@
+"""Phase 1 at the server: from update vectors to pseudo-domains. Pure functions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
+from torch import Tensor
+
+from jdfl_lightning.clustering.updates import Updates
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.messages import UNKNOWN
+from jdfl_lightning.core.seeding import derive_seed, numpy_generator
+from jdfl_lightning.joint.targets import cosine_similarities
+
+Criterion = Literal["elbow", "silhouette"]
+Vectors = npt.NDArray[np.float64]
+
+VISIBLE = 0.05
+"""What counts as structure: how far the curve of inertias has to bend below its chord, as a share of its fall, and how
+high a silhouette has to be. Directions drawn at random in 1,000 dimensions or more stay below both."""
+_FEWEST = 4
+"""Clients that an elbow needs."""
+_NOTHING = 1e-12
+"""Share of the squared lengths below which an inertia is rounding."""
+_SILHOUETTES = 2000
+"""Clients, at most, that a silhouette is computed from; it takes time in the square of their number."""
+_COLUMNS = 16384
+"""Entries of all vectors that are in memory in double precision at a time."""
+
+
+@dataclass(frozen=True)
+class PseudoDomains:
+    """What Phase 1 found."""
+
+    assignments: dict[int, int]
+    """z_i, the pseudo-domain of each client of Phase 1."""
+    centroids: Tensor
+    """mu_d (M, D)."""
+    criterion: str
+    """How M was chosen: given, elbow or silhouette."""
+    inertias: dict[int, float]
+    """Sum of squared distances to the centroids, for each M tried."""
+    silhouettes: dict[int, float]
+    """Mean silhouette, for each M from 2 that was tried."""
+    note: str = ""
+    """Why M was not chosen by the criterion that was asked for."""
+    joined: dict[int, int] = field(default_factory=dict)
+    """z_i of the clients that came later; `UNKNOWN` for one that was asked and gave nothing of use."""
+    moved: bool = False
+    """Whether the centroids have moved with them."""
+
+    @property
+    def num_domains(self) -> int:
+        """M."""
+        return self.centroids.shape[0]
+
+    @property
+    def picks(self) -> dict[str, int | None]:
+        """The M that each criterion would take; none where it sees nothing."""
+        bend = elbow(self.inertias) if len(self.assignments) >= _FEWEST else None
+        return {"elbow": bend, "silhouette": best_silhouette(self.silhouettes)}
+
+    @property
+    def newcomers(self) -> dict[int, int]:
+        """The pseudo-domains of those who came later and have one."""
+        return {client: domain for client, domain in self.joined.items() if domain != UNKNOWN}
+
+    def of(self, client: int) -> int:
+        """Return a client's pseudo-domain, `UNKNOWN` if it has none."""
+        return self.assignments.get(client, self.joined.get(client, UNKNOWN))
+
+    def nearest(self, vector: Tensor) -> int:
+        """Return the pseudo-domain whose centroid is nearest to an update vector."""
+        return int((self.centroids.double() - vector.double()).norm(dim=1).argmin())
+
+    def join(self, client: int, vector: Tensor | None, update: bool = False) -> PseudoDomains:
+        """Give a client that was not there the nearest pseudo-domain.
+
+        Args:
+            client: its id.
+            vector: its update vector; none if it was asked and gave nothing of use.
+            update: let the centroid become the mean of its clients with this one.
+        """
+        if vector is None:
+            return replace(self, joined=self.joined | {client: UNKNOWN})
+        domain, centroids = self.nearest(vector), self.centroids
+        if update:
+            count = [*self.assignments.values(), *self.joined.values()].count(domain)
+            centroids = centroids.clone()
+            centroids[domain] += (vector - centroids[domain]) / (count + 1)
+        joined = self.joined | {client: domain}
+        return replace(self, joined=joined, centroids=centroids, moved=self.moved or update)
+
+    def as_json(self, true_domains: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return plain numbers for ``discovery.json``, with the agreement with the true domains where they are known.
+
+        The centroids themselves, vectors of a few hundred thousand numbers, are saved beside it as safetensors.
+
+        Args:
+            true_domains: the true domain of every client, by id.
+        """
+        record: dict[str, Any] = {
+            "num_domains": self.num_domains,
+            "criterion": self.criterion,
+            "note": self.note,
+            "picks": self.picks,
+            "assignments": {str(client): domain for client, domain in self.assignments.items()},
+            "inertias": {str(m): value for m, value in self.inertias.items()},
+            "silhouettes": {str(m): value for m, value in self.silhouettes.items()},
+            "similarities": cosine_similarities(self.centroids).tolist(),
+        }
+        if true_domains is not None:
+            found = list(self.assignments.values())
+            truth = [true_domains[client] for client in self.assignments]
+            record["true_domains"] = {str(client): true_domains[client] for client in self.assignments}
+            record["ari"] = float(adjusted_rand_score(truth, found))
+            record["nmi"] = float(normalized_mutual_info_score(truth, found))
+        return record
+
+
+def elbow(inertias: Mapping[int, float]) -> int | None:
+    """Return the M where the curve of inertias bends most: farthest below the chord from its first to its last point.
+
+    Clients that are all equally far from each other have a straight curve: whichever two are joined, inertia grows by
+    the same. So the depth below the chord, as a share of the curve's fall, says how much structure there is beyond
+    that; if it is less than `VISIBLE`, there is no elbow.
+
+    >>> elbow({1: 10.0, 2: 6.0, 3: 2.0, 4: 1.5, 5: 1.0})
+    3
+    >>> elbow({1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0, 5: 0.0}) is None
+    True
+    """
+    ms = np.array(list(inertias), dtype=float)
+    values = np.array(list(inertias.values()))
+    if len(ms) < 3 or values[0] <= values[-1]:
+        return None
+    depth = (ms[-1] - ms) / (ms[-1] - ms[0]) - (values - values[-1]) / (values[0] - values[-1])
+    return int(ms[depth.argmax()]) if depth.max() >= VISIBLE else None
+
+
+def best_silhouette(silhouettes: Mapping[int, float]) -> int | None:
+    """Return the M with the highest silhouette, if that is at least `VISIBLE`.
+
+    >>> best_silhouette({2: 0.1, 3: 0.3, 4: 0.2}), best_silhouette({2: 0.01})
+    (3, None)
+    """
+    best = max(silhouettes, key=silhouettes.__getitem__, default=None)
+    return best if best is not None and silhouettes[best] >= VISIBLE else None
+
+
+def _coordinates(vectors: Tensor) -> Vectors:
+    """Return points with the distances of the vectors, in as few dimensions as there are vectors.
+
+    K-means looks at distances alone, so that hundreds of thousands of entries need to be read only once.
+    """
+    count, length = vectors.shape
+    if count >= length:
+        exact: Vectors = vectors.double().numpy()
+        return exact
+    gram = torch.zeros(count, count, dtype=torch.float64)
+    for part in vectors.split(_COLUMNS, dim=1):
+        gram += part.double() @ part.double().T
+    values, directions = np.linalg.eigh(gram.numpy())
+    points: Vectors = directions * np.sqrt(values.clip(min=0))
+    return points
+
+
+def project(vectors: Tensor) -> list[list[float]]:
+    """Return two coordinates of each vector, those along which the vectors differ most (principal components)."""
+    points = _coordinates(vectors)
+    flat = np.zeros((len(points), 2))
+    dims = min(2, *points.shape)
+    if not np.allclose(points, points[0]):  # else there is no direction to look along
+        flat[:, :dims] = PCA(dims, svd_solver="covariance_eigh").fit_transform(points)
+    pairs: list[list[float]] = flat.tolist()
+    return pairs
+
+
+def _kmeans(points: Vectors, num_domains: int, seed: int) -> KMeans:
+    with warnings.catch_warnings():
+        # fewer distinct vectors than clusters: an empty cluster is harmless, its inertia is 0
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return KMeans(num_domains, n_init=10, random_state=derive_seed(seed, "kmeans", num_domains) % 2**32).fit(points)
+
+
+def _silhouettes(points: Vectors, fits: Mapping[int, KMeans], seed: int) -> dict[int, float]:
+    """Return the mean silhouette for each M that has one, of clients picked at random where there are many."""
+    picked = np.arange(len(points))
+    if len(points) > _SILHOUETTES:
+        picked = np.sort(numpy_generator(seed, "silhouette").choice(len(points), _SILHOUETTES, replace=False))
+    return {
+        m: float(silhouette_score(points[picked], fit.labels_[picked]))
+        for m, fit in fits.items()
+        if 2 <= len(set(fit.labels_[picked])) < len(picked)
+    }
+
+
+def _choose(
+    criterion: Criterion, count: int, inertias: Mapping[int, float], silhouettes: Mapping[int, float]
+) -> tuple[int, str, str]:
+    """Return M, the criterion that chose it, and why it is not the one asked for."""
+    note = ""
+    if criterion == "elbow":
+        if count < _FEWEST:
+            note = f"{count} clients are too few for an elbow"
+        elif (m := elbow(inertias)) is not None:
+            return m, "elbow", ""
+        else:
+            note = "no elbow is visible"
+    if (m := best_silhouette(silhouettes)) is not None:
+        return m, "silhouette", note
+    return 1, "silhouette", ", ".join(filter(None, (note, "no silhouette says that there are several")))
+
+
+def cluster(
+    updates: Updates, num_domains: int | None, criterion: Criterion, max_domains: int, seed: int
+) -> PseudoDomains:
+    """Cluster normalised update vectors into pseudo-domains by k-means.
+
+    Args:
+        updates: the clients and their vectors.
+        num_domains: M if it is given.
+        criterion: how to choose M otherwise; where no elbow is to be seen, the silhouette decides.
+        max_domains: the largest M to try.
+        seed: seed of k-means.
+
+    >>> vectors = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0], [-1.0, 0.0], [-1.0, 0.1]])
+    >>> cluster(Updates(list(range(6)), vectors), None, "elbow", 10, seed=0).num_domains
+    3
+    """
+    count = len(updates.clients)
+    if count == 0:
+        raise InputError("Expected clients with an update to discover pseudo-domains from but none has one.")
+    if num_domains is not None and not 1 <= num_domains <= count:
+        raise InputError(
+            f"Expected --num_domains to be between 1 and the number of clients in discovery, {count}, but got "
+            f"{num_domains}."
+        )
+    points = _coordinates(updates.vectors)
+    fits = {m: _kmeans(points, m, seed) for m in range(1, min(max(max_domains, num_domains or 1), count) + 1)}
+    least = _NOTHING * float((points**2).sum())  # of clients that are all alike, rounding is left
+    inertias = {m: float(fit.inertia_) if fit.inertia_ > least else 0.0 for m, fit in fits.items()}
+    silhouettes = _silhouettes(points, fits, seed) if inertias[1] > 0 else {}
+    if num_domains is not None:
+        chosen, by, note = num_domains, "given", ""
+    else:
+        chosen, by, note = _choose(criterion, count, inertias, silhouettes)
+    # numbered by first appearance, so that the numbers do not depend on k-means' own order
+    labels, centres = fits[chosen].labels_, fits[chosen].cluster_centers_
+    order = list(dict.fromkeys([*labels.tolist(), *range(chosen)]))
+    return PseudoDomains(
+        assignments={
+            client: order.index(label) for client, label in zip(updates.clients, labels.tolist(), strict=True)
+        },
+        centroids=torch.stack([_centroid(updates.vectors, points, labels == label, centres[label]) for label in order]),
+        criterion=by,
+        inertias=inertias,
+        silhouettes=silhouettes,
+        note=note,
+    )
+
+
+def _centroid(vectors: Tensor, points: Vectors, members: npt.NDArray[np.bool_], centre: Vectors) -> Tensor:
+    """Return the mean vector of a cluster; of one without members, the vector nearest to where k-means has it."""
+    if not members.any():
+        return vectors[int(((points - centre) ** 2).sum(axis=1).argmin())].float()
+    chosen = torch.from_numpy(np.flatnonzero(members))
+    return torch.cat([part[chosen].double().mean(0).float() for part in vectors.split(_COLUMNS, dim=1)])

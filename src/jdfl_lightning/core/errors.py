@@ -1,0 +1,155 @@
+"""What a user is told: an error that ends a command with one clear line and exit code 2, or a note."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used; the message names it and the way out."""
+
+
+class StorageError(InputError):
+    """Something cannot be written or read back: a full disk, a folder without permission, a damaged file."""
+
+
+class PublicError(InputError):
+    """An `InputError` whose message names no file and nothing of the data, so that it may leave a site."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a run that can be continued; what it holds is the command for that."""
+
+
+class Terminated(Interrupted):
+    """SIGTERM, as job queues send it, where Ctrl-C would have been `Interrupted`; the command may be empty."""
+
+
+class Note(UserWarning):
+    """Something the user should know; the command goes on."""
+
+
+def last_line(reason: str) -> str:
+    """Return the line of an error's text that says what happened; of a traceback it is the last one.
+
+    >>> last_line("Traceback (most recent call last):" + chr(10) + "KeyError: 'x'")
+    "KeyError: 'x'"
+    """
+    return (reason.strip().splitlines() or ["no reason was given"])[-1]
+
+
+def require(holds: bool, flag: str, expected: str, value: object) -> None:
+    """Raise an `InputError` that names the flag, unless the condition holds.
+
+    >>> require(1.5 <= 1, "--phi", "between 0 and 1", 1.5)
+    Traceback (most recent call last):
+    jdfl_lightning.core.errors.InputError: Expected --phi to be between 0 and 1 but got 1.5.
+    """
+    if not holds:
+        raise InputError(f"Expected {flag} to be {expected} but got {value!r}.")
+
+
+def require_choice(flag: str, value: object, choices: Sequence[object]) -> None:
+    """Raise an `InputError` that names the choices, and the nearest of them, unless the value is one.
+
+    >>> require_choice("--score", "Max", ("max", "sum"))
+    Traceback (most recent call last):
+    jdfl_lightning.core.errors.InputError: Expected --score to be one of 'max', 'sum' but got 'Max'. Did you mean 'max'?
+    """
+    if value not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise InputError(f"Expected {flag} to be one of {listed} but got {value!r}.{did_you_mean(value, choices)}")
+
+
+def did_you_mean(value: object, choices: Sequence[object]) -> str:
+    """Return a question after the choice that is spelt most like a value; nothing if none is.
+
+    >>> did_you_mean("Graded", ["hard", "graded"]), did_you_mean("x", ["hard", "graded"])
+    (" Did you mean 'graded'?", '')
+    """
+    spelt = {str(choice).lower(): choice for choice in choices}
+    near = difflib.get_close_matches(str(value).lower(), list(spelt), n=1)
+    return f" Did you mean {spelt[near[0]]!r}?" if near else ""
+
+
+def require_type(flag: str, value: object, hint: Any) -> None:
+    """Raise an `InputError` unless a value is what a type hint says; the hint may hold choices (`Literal`).
+
+    A bool is no number here, NaN is none either, and a path may stand for a string.
+
+    >>> require_type("--rounds", "3", int)
+    Traceback (most recent call last):
+    jdfl_lightning.core.errors.InputError: Expected --rounds to be of type int but got '3'.
+    """
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if any(_is_a(value, option) for option in options):
+        return
+    choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
+    if len(options) == 1 and choices:
+        require_choice(flag, value, choices)
+    classes = [option for option in options if isinstance(option, type) and option is not type(None)]
+    names = [option.__name__ for option in classes] + [repr(choice) for choice in choices]
+    names += [str(option) for option in options if get_origin(option) in (list, dict)]
+    name = value.__name__ if isinstance(value, type) else value
+    known = [f"{found.__name__}()" for option in classes for found in _subclasses(option)]
+    question = did_you_mean(f"{name}()", known).replace("'", "") if isinstance(name, str) else ""
+    raise InputError(f"Expected {flag} to be of type {' or '.join(names)} but got {value!r}.{question}")
+
+
+def _is_a(value: object, option: Any) -> bool:
+    if option is Any:
+        return True
+    if get_origin(option) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(option))
+    if get_origin(option) is list:
+        return isinstance(value, list) and all(_is_a(item, get_args(option)[0]) for item in value)
+    if get_origin(option) is dict:
+        return isinstance(value, dict)
+    if option is int:
+        return type(value) is int
+    if option is float:
+        return type(value) in (int, float) and value == value  # NaN is not equal to itself
+    if option is str:
+        return isinstance(value, (str, os.PathLike))
+    return not isinstance(option, type) or isinstance(value, option)  # other hints are for a type checker
+
+
+def _subclasses(parent: type) -> Iterator[type]:
+    """Give all classes below one, unless it is one of Python's own."""
+    children: list[type] = [] if parent.__module__ == "builtins" else parent.__subclasses__()
+    for child in children:
+        yield child
+        yield from _subclasses(child)
+
+
+def require_types(settings: Any, prefix: str = "--") -> None:
+    """Raise an `InputError` that names the first field of a dataclass whose value is not of its type.
+
+    Args:
+        settings: the object.
+        prefix: what comes before a field's name on the command line, such as ``--trainer.``.
+    """
+    hints: dict[str, Any] = {}
+    for parent in reversed(type(settings).__mro__):
+        try:
+            hints |= get_type_hints(parent)
+        except (NameError, AttributeError, TypeError):  # a user's subclass may name what only a type checker knows
+            continue
+    for entry in dataclasses.fields(settings):
+        if hasattr(settings, entry.name):
+            require_type(f"{prefix}{entry.name}", getattr(settings, entry.name), hints.get(entry.name, Any))
+
+
+def plain(text: str, most: int = 300) -> str:
+    """Return text that somebody else wrote as one line that is safe to show: printable characters, and not too many.
+
+    >>> plain("no\\x1b[2J luck\\n"), plain("x" * 9, most=4)
+    ('no [2J luck', 'x...')
+    """
+    line = "".join(letter if letter.isprintable() else " " for letter in text[: most + 1]).strip()
+    return line if len(line) <= most else f"{line[: most - 3]}..."

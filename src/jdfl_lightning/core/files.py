@@ -1,0 +1,231 @@
+"""Small files: written whole or not at all, and read with limits, since anybody may have made them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from jdfl_lightning.core.errors import InputError, StorageError
+
+_T = TypeVar("_T")
+_MOST_BYTES = 1 << 20
+"""Size of the largest settings file."""
+_MOST_TEXT = 64 << 20
+"""Size of the largest JSON or CSV file: a discovery has a line or two for each client."""
+_MOST_NODES = 100_000
+"""Values in a settings file, those that an alias repeats included."""
+_MOST_LEVELS = 50
+"""Levels of nesting in a settings file."""
+_ASIDE = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def write_whole(file: Path, content: bytes, private: bool = False) -> None:
+    """Write a file aside and rename it: a reader finds the old content or the new, never a part.
+
+    The file aside has a random name and must not exist, so that nobody can have put a link in its place.
+
+    Args:
+        file: where the content goes; a link there is replaced, not followed.
+        content: all of it.
+        private: whether only this user may read it.
+    """
+    aside = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(aside, flags, 0o600 if private else 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            aside.replace(file)
+            _sync_folder(file.parent)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StorageError(f"Expected to write {file} but: {error.strerror or error}.") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def is_aside(name: str) -> bool:
+    """Return whether a file is what a kill in the middle of `write_whole` leaves.
+
+    >>> is_aside(".config.yaml.0123456789abcdef.tmp"), is_aside(".tmp")
+    (True, False)
+    """
+    return _ASIDE.fullmatch(name) is not None
+
+
+def remove_asides(folder: Path) -> None:
+    """Remove what kills have left in a folder."""
+    with os.scandir(folder) as entries:
+        for name in [entry.name for entry in entries if is_aside(entry.name)]:
+            (folder / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time into the block, where the system can; others wait.
+
+    Args:
+        folder: what is locked; it has to be there.
+    """
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse_links(folder: Path, subfolders: Iterable[str]) -> None:
+    """Raise an `InputError` if a folder or some of its subfolders hold links: what they name may be anybody's.
+
+    Args:
+        folder: the folder, which may itself be a link.
+        subfolders: names of those that are looked into.
+    """
+    for place in (folder, *(folder / name for name in subfolders)):
+        if place.is_dir():
+            with os.scandir(place) as entries:
+                link = next((entry.name for entry in entries if entry.is_symlink()), None)
+            if link is not None:
+                target = (place / link).readlink()
+                raise InputError(
+                    f"Expected {folder} to hold its own files but {place / link} is a link to {target}: put the "
+                    "file or folder itself there."
+                )
+
+
+def require_regular(file: Path) -> None:
+    """Raise an OSError if a file is a pipe, a device or a folder: reading it may never end."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+
+
+def read_small(file: Path) -> bytes:
+    """Read a file of settings; raise a ValueError if it is too large for one, or an OSError."""
+    return _read(file, _MOST_BYTES)
+
+
+def read_text(file: Path) -> str:
+    """Read a JSON or CSV file; raise a ValueError if it is too large or no text, or an OSError."""
+    return _read(file, _MOST_TEXT).decode()
+
+
+def _read(file: Path, limit: int) -> bytes:
+    require_regular(file)
+    with file.open("rb") as content:
+        found = content.read(limit + 1)
+    if len(found) > limit:
+        raise ValueError(f"it is larger than {limit:,} bytes")
+    return found
+
+
+def read_settings(file: Path, aliases: bool = False) -> dict[str, Any]:
+    """Read a YAML file of settings; raise a ValueError that says what is wrong with it, or an OSError.
+
+    Args:
+        file: the YAML file.
+        aliases: whether it may use YAML's aliases.
+    """
+    return parse_settings(read_small(file).decode(), aliases)
+
+
+def parse_settings(text: str, aliases: bool = False) -> dict[str, Any]:
+    """Return the settings in a YAML text; raise a ValueError that says what is wrong with it.
+
+    >>> parse_settings("lr: 0.1")
+    {'lr': 0.1}
+    """
+    try:
+        _check_yaml(text, aliases)
+        settings = yaml.load(text, _LOADER)  # a safe loader: it makes plain values only
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error) or "it is nested too deeply") from error
+    if not isinstance(settings, dict):
+        raise ValueError("it holds no settings")
+    return settings
+
+
+def _check_yaml(text: str, aliases: bool) -> None:
+    """Refuse YAML that is nested too deeply or would be too large once its aliases are replaced by what they mean."""
+    sizes: dict[str, int] = {}
+    open_nodes: list[tuple[str | None, int]] = []
+    total = 0
+    for event in yaml.parse(text, _LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            if not aliases:
+                raise ValueError("it uses an alias, which only a config of your own may")
+            total += sizes.get(event.anchor or "", _MOST_NODES)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            total += 1
+            open_nodes.append((event.anchor, total))
+        elif isinstance(event, yaml.ScalarEvent):
+            total += 1
+            if event.anchor:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor:
+                sizes[anchor] = total - before + 1
+        if total > _MOST_NODES:
+            raise ValueError(f"it has more than {_MOST_NODES:,} values")
+        if len(open_nodes) > _MOST_LEVELS:
+            raise ValueError(f"it is nested more than {_MOST_LEVELS} levels deep")
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file; raise a ValueError that says what is wrong with it, or an OSError."""
+    return parse_json(read_text(file))
+
+
+def parse_json(text: str) -> Any:
+    """Return what a JSON text says; raise a ValueError that says what is wrong with it."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def checked(kind: type[_T], values: object) -> _T:
+    """Return values as an object of a type whose annotations they satisfy; raise a ValueError that names a flaw.
+
+    Args:
+        kind: a dataclass, say; its annotations may carry pydantic's limits.
+        values: plain values, as JSON gives them.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        flaw = error.errors()[0]
+        place = ".".join(str(part) for part in flaw["loc"])
+        raise ValueError(f"{place}: {flaw['msg']}" if place else flaw["msg"]) from None

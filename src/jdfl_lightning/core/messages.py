@@ -1,0 +1,115 @@
+"""What crosses the boundary between server and client: named tensors and plain numbers, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from jdfl_lightning.core.tensors import Record, Tensors, num_bytes
+
+DISCOVERY = 0
+"""The round of Phase 1; training rounds count from 1."""
+
+UNKNOWN = -1
+"""The pseudo-domain of a client that has none yet."""
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """Which round of which federation it is: what an algorithm's server half knows beside its record."""
+
+    number: int
+    """1 to T."""
+    num_clients: int
+    """N, participants or not."""
+    asked: int
+    """Clients that take part in the round, whether they answer or not."""
+    seed: int = 0
+    """Seed of the whole run; it is public."""
+    attempt: int = 0
+    """Times that the round was void and is repeated."""
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """The server's request: train from these weights and report."""
+
+    client: int
+    """Id of the client, counted from 0."""
+    round: int
+    """1 to T; `DISCOVERY` in Phase 1."""
+    seed: int
+    """Seed of the whole run; the client derives its own from (seed, round, client)."""
+    weights: Tensors
+    """Trainable parameters, theta."""
+    buffers: Tensors = field(default_factory=dict)
+    """What the network has beside them: BatchNorm's statistics, frozen parameters."""
+    server: Record = field(default_factory=dict)
+    """The algorithm's broadcast."""
+    rounds: int = 1
+    """T, for algorithms with a schedule."""
+    weight: float = 1.0
+    """w_i = N n_i / sum(n), or 1 with uniform weighting."""
+    domain: int = 0
+    """The client's pseudo-domain z_i, or `UNKNOWN`."""
+    since: int = 0
+    """The last round whose state of this client the server accepted; 0 if there is none."""
+    attempt: int = 0
+    """Times that the round was void and is repeated; a repetition draws anew."""
+    every_epoch: bool = False
+    """In Phase 1, tell the update after every epoch instead of the last one's vector."""
+    table: Tensor | None = None
+    """Weights over pseudo-domains (M, M), a row for each pseudo-domain; none in Phase 1 and for the baseline."""
+
+    @property
+    def where(self) -> tuple[int, ...]:
+        """What its randomness depends on beside the seed: round, client and, in a repetition, the attempt."""
+        return (self.round, self.client, *[self.attempt] * (self.attempt > 0))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors in this message."""
+        table = {} if self.table is None else {"table": self.table}
+        return num_bytes({"weights": self.weights, "buffers": self.buffers, "table": table, **self.server})
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The client's answer."""
+
+    client: int
+    """Id of the client."""
+    num_examples: int
+    """n_i, images the client trained on."""
+    num_steps: int
+    """K, optimizer steps really taken."""
+    weight: float = 1.0
+    """w_i of the task."""
+    weights: Tensors = field(default_factory=dict)
+    """Trainable parameters after the fit, theta_i; empty in Phase 1."""
+    buffers: Tensors = field(default_factory=dict)
+    """Buffers after the fit."""
+    upload: Record = field(default_factory=dict)
+    """What the algorithm sends beside the weights."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Plain numbers to log, such as the mean training loss."""
+    keeps_state: bool = False
+    """Whether the client keeps something for its next participation."""
+    note: str = ""
+    """Something that the user should know."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors in this message."""
+        return num_bytes({"weights": self.weights, "buffers": self.buffers, **self.upload})
+
+
+@dataclass(frozen=True)
+class FitFailure:
+    """What stands for the answer of a client that gave none."""
+
+    client: int
+    """Id of the client."""
+    reason: str
+    """What happened."""

@@ -1,0 +1,78 @@
+"""Networks below the head, by name, and what they give."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.models.heads import exchange, find_head
+from jdfl_lightning.models.paper_cnn import PaperCNN
+
+
+def build_backbone(name: str, size: int) -> nn.Module:
+    """Build a backbone by name.
+
+    Args:
+        name: ``PaperCNN``; a torchvision classifier (``resnet18``), randomly initialised and without its head; or
+            the import path of a class or function that takes the image size and returns a module (``mine.net``).
+        size: height and width of the images.
+
+    >>> type(build_backbone("PaperCNN", 32)).__name__
+    'PaperCNN'
+    """
+    if name == "PaperCNN":
+        return PaperCNN(size)
+    if "." in name:
+        path, _, attribute = name.rpartition(".")
+        try:
+            backbone = getattr(importlib.import_module(path), attribute)(size)
+        except Exception as error:  # whatever the user's own code raises
+            raise InputError(f"Expected --backbone to build a module but {name}({size}) failed: {error}.") from error
+        if not isinstance(backbone, nn.Module):
+            raise InputError(f"Expected --backbone to build a module but {name} gave {type(backbone).__name__}.")
+        return backbone
+    import torchvision
+    from torchvision.models import get_model, list_models
+
+    if name not in list_models(module=torchvision.models):  # classifiers alone: others load weights from the net
+        raise InputError(
+            f"Expected --backbone to be PaperCNN, one of torchvision's models (such as resnet18) or an import path "
+            f"but got {name!r}."
+        )
+    model: nn.Module = get_model(name, weights=None)
+    exchange(model, find_head(model), nn.Identity())
+    return model
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode for the block; every part gets its own mode back."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def num_features(backbone: nn.Module, size: int) -> int:
+    """Return the length of the feature vector, found by passing one empty image through."""
+    try:
+        with torch.no_grad(), eval_mode(backbone):
+            features = backbone(torch.zeros(1, 3, size, size))
+    except Exception as error:  # every network has its own way to refuse a size
+        raise InputError(
+            f"Expected the backbone {type(backbone).__name__} to take images of {size} px (--data.size) but: {error}"
+        ) from error
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        raise InputError(
+            f"Expected the backbone {type(backbone).__name__} to give features of shape (B, F) but got "
+            f"{tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__}."
+        )
+    return features.shape[1]

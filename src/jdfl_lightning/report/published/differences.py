@@ -1,0 +1,60 @@
+"""In what settings a run differs from the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from jdfl_lightning.report.published import stated_settings
+
+_NOT_IN_PAPER: dict[str, object] = {
+    "algorithm.weighting": "samples",
+    "score": "max",
+    "evaluate_every": 1,
+    "max_update_norm": None,
+    "min_clients": 1,
+    "trainer.gradient_clip_val": None,
+    "trainer.precision": "32-true",
+    "clustering.fraction": 1.0,
+    "clustering.sketch_dim": None,
+    "clustering.newcomers": "nearest",
+}
+"""Settings that the paper does not have, and what they are without."""
+
+
+def shown(value: object) -> str:
+    """Return a setting's value as a config has it.
+
+    >>> shown(None), shown(1.0), shown("B")
+    ('null', '1', 'B')
+    """
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def differences(
+    experiment: str, algorithm: str, settings: Mapping[str, object], alphas: Collection[float]
+) -> list[str]:
+    """Name the settings that differ from the paper's, with its value.
+
+    Args:
+        experiment: the paper's.
+        algorithm: name of the algorithm.
+        settings: by their names in a config, and ``seeds``, their number.
+        alphas: what the paper's rule gives for the numbers of pseudo-domains.
+
+    >>> differences("pacs_b", "FedAvg", {"rounds": 3, "alpha": 0.5, "min_clients": 2}, {0.55})
+    ['rounds 3 (paper 150)', 'alpha 0.5 (paper 0.55)', 'min_clients 2 (not in the paper)']
+    """
+    parts = [
+        f"{name.removeprefix('data.')} {shown(settings[name])} (paper {shown(value)})"
+        for name, value in stated_settings(experiment, algorithm).items()
+        if name in settings and settings[name] != value
+    ]
+    alpha = settings.get("alpha")
+    if alpha is not None and set(alphas) != {alpha}:
+        parts.append(f"alpha {shown(alpha)} (paper {' or '.join(map(shown, sorted(alphas)))})")
+    parts += [
+        f"{name} {shown(settings[name])} (not in the paper)"
+        for name, value in _NOT_IN_PAPER.items()
+        if name in settings and settings[name] != value
+    ]
+    return parts

@@ -1,0 +1,151 @@
+"""Phase 1: ask clients for their updates, find pseudo-domains in them, and let those who come later join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from jdfl_lightning.backends import Runner
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.clustering.clusters import PseudoDomains, cluster
+from jdfl_lightning.clustering.updates import Updates, flaw
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.core.errors import InputError, last_line
+from jdfl_lightning.core.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.seeding import numpy_generator
+from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
+from jdfl_lightning.server.screening import Form, why_not
+
+Theta = tuple[Tensors, Tensors]
+"""Weights and buffers."""
+Step = Callable[[str, int, int], None]
+"""Is told (what, done, total) of progress."""
+LeaveOut = Callable[[int, str], None]
+"""Is told (client, reason) of a client that has no pseudo-domain yet."""
+
+
+def discovery_clients(experiment: Experiment) -> list[int]:
+    """Return the clients that take part in Phase 1, sorted: a function of the seed."""
+    generator = numpy_generator(experiment.seed_everything, "discovery")
+    return sorted(generator.choice(experiment.data.num_clients, experiment.discovery_clients, replace=False).tolist())
+
+
+def collect_updates(
+    experiment: Experiment,
+    runner: Runner,
+    site: Site,
+    step: Step,
+    leave_out: LeaveOut,
+) -> Updates:
+    """Have clients train E_0 epochs from theta_0; return their normalised updates.
+
+    Args:
+        experiment: the run's settings.
+        runner: an open backend.
+        site: has the shared initialisation, theta_0.
+        step: moves the display.
+        leave_out: is told of a client whose update cannot be used; it gets a pseudo-domain later.
+    """
+    asked, theta_0 = discovery_clients(experiment), site.initial(1)
+    length = experiment.clustering.sketch_dim or site.update_length()
+    tasks = [_probe(experiment, client, theta_0) for client in asked]
+    vectors: dict[int, Tensor] = {}
+    left_out: dict[int, str] = {}
+    for done, (client, result) in enumerate(zip(asked, runner.fit(tasks), strict=True), start=1):
+        update = update_of(result, length)
+        if isinstance(update, str):
+            left_out[client] = update
+            leave_out(client, update)
+        else:
+            vectors[client] = update
+        step("discovery", done, len(asked))
+    bytes_up = sum(update.numel() * update.element_size() for update in vectors.values())
+    if not vectors:
+        client, reason = next(iter(left_out.items()))
+        raise InputError(
+            f"Expected clients with an update to cluster but none has one. Client {client}: {last_line(reason)}"
+        ) from RuntimeError(reason)
+    down = sum(task.num_bytes for task in tasks)
+    return Updates(list(vectors), torch.stack(list(vectors.values())), left_out, down, bytes_up)
+
+
+def find_domains(experiment: Experiment, updates: Updates) -> PseudoDomains:
+    """Cluster updates as the settings say."""
+    options = experiment.clustering
+    return cluster(updates, experiment.num_domains, options.criterion, options.max_domains, experiment.seed_everything)
+
+
+def _probe(experiment: Experiment, client: int, theta_0: Theta, attempt: int = 0) -> FitTask:
+    weights, buffers = theta_0
+    return FitTask(client, DISCOVERY, experiment.seed_everything, weights, buffers, attempt=attempt)
+
+
+def update_of(result: FitResult | FitFailure, length: int) -> Tensor | str:
+    """Return a client's update vector with as many entries, or why it has none that can be used."""
+    if isinstance(result, FitFailure):
+        return result.reason
+    form = Form({}, {}, {"update": {"u": torch.empty(length, device="meta")}})
+    problem = why_not(result, form)
+    if problem is None:
+        update = result.upload["update"]["u"]
+        problem = flaw(update)
+        if problem is None and not 0.99 < float(update.double().norm()) < 1.01:
+            problem = "its update is not of length 1"
+    return problem or update
+
+
+def welcome(
+    experiment: Experiment,
+    runner: Runner,
+    theta_0: Theta,
+    domains: PseudoDomains,
+    clients: Sequence[int],
+    draw: int,
+    step: Step,
+    leave_out: LeaveOut,
+) -> tuple[PseudoDomains, int, int]:
+    """Give pseudo-domains to those of a round's clients that have none; one that gives no update stays without.
+
+    A client that was never asked sends what it would have sent in Phase 1; one that was, and was left out, draws anew.
+
+    Args:
+        experiment: the run's settings.
+        runner: an open backend.
+        theta_0: where Phase 1 starts.
+        domains: the pseudo-domains so far.
+        clients: the round's.
+        draw: a number that no other attempt of any round has, from 1.
+        step: moves the display.
+        leave_out: is told of a client that stays without.
+
+    Returns:
+        The pseudo-domains, and the bytes sent to the clients and by them.
+    """
+    newcomers = [client for client in clients if domains.of(client) == UNKNOWN]
+    if not newcomers:
+        return domains, 0, 0
+    asked = {*discovery_clients(experiment), *domains.joined}
+    tasks = [_probe(experiment, client, theta_0, draw if client in asked else 0) for client in newcomers]
+    up = 0
+    for done, (client, result) in enumerate(zip(newcomers, runner.fit(tasks), strict=True), start=1):
+        update = update_of(result, domains.centroids.shape[1])
+        if isinstance(update, str):
+            leave_out(client, update)
+            domains = domains.join(client, None)
+        else:
+            domains = domains.join(client, update, experiment.clustering.newcomers == "update")
+            up += update.numel() * update.element_size()
+        step("newcomers", done, len(newcomers))
+    return domains, sum(task.num_bytes for task in tasks), up
+
+
+def target_table(experiment: Experiment, domains: PseudoDomains) -> Tensor:
+    """Phase 2: the weights over pseudo-domains (M, M) that the supervision asks for."""
+    if experiment.supervision == "graded":
+        return GradedTargets(domains.centroids, experiment.alpha, experiment.tau).table
+    if experiment.supervision == "random":
+        return RandomTargets(domains.num_domains, experiment.phi).table
+    return HardTargets(domains.num_domains).table

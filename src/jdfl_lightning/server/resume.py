@@ -1,0 +1,298 @@
+"""Continuing a run: which one, whether it is still the same, and what it had reached."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from jdfl_lightning.clustering.updates import Updates
+from jdfl_lightning.config import Experiment, as_dict, run_of
+from jdfl_lightning.core.errors import InputError, Note, StorageError, plain, require
+from jdfl_lightning.core.tensors import Record
+from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
+from jdfl_lightning.storage.folder import (
+    ALONE,
+    DIAGNOSIS,
+    DISCOVERY,
+    METRICS,
+    RUNS,
+    digest_discovery,
+    digest_metrics,
+    flat_settings,
+    forget_rounds,
+    last_round,
+    load_discovery,
+    load_model,
+    same_scores,
+)
+from jdfl_lightning.storage.trust import CONFIG, saved_settings
+
+_FREE = (
+    "rounds",
+    "evaluate_every",
+    "checkpoint",
+    "discovery",
+    "backend",
+    "logger",
+    "presets",
+    "run_dir",
+    "resume",
+    "trainer.accelerator",
+    "trainer.devices",
+    "data.init_args.root",
+    "data.init_args.roots",
+    "data.init_args.download",
+)
+"""Settings that may change: they do not alter the rounds that are over. The images may have moved, not changed."""
+
+_PHASE_1 = (
+    "seed_everything",
+    "data",
+    "backbone",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "trainer.precision",
+    "trainer.gradient_clip_val",
+    "clustering.epochs",
+    "clustering.layers",
+    "clustering.fraction",
+    "clustering.sketch_dim",
+)
+"""Settings that decide what clients send in Phase 1, beside its batch size."""
+
+
+def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a continued run must share, by their dotted names."""
+    free = tuple(f"{name}." for name in _FREE)
+    return {key: value for key, value in flat_settings(settings) if not f"{key}.".startswith(free)}
+
+
+def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, why: str) -> None:
+    """Raise an `InputError` that names the first setting that differs."""
+    for key in [*before, *after]:
+        if before.get(key, ...) != after.get(key, ...):
+            old, new = (settings.get(key, "not set") for settings in (before, after))
+            flag = key.replace(".init_args.", ".").removesuffix(".class_path")
+            raise InputError(f"Expected --{flag} to be {old!r} as in {whose} but got {new!r}: {why}")
+
+
+def check_same(experiment: Experiment, folder: Path) -> None:
+    """Raise an `InputError` that names what would alter the rounds that are over."""
+    saved, now = saved_settings(folder), as_dict(experiment)
+    why = "the rounds that are over would have been others. Leave it out, or start a new run."
+    require_equal(fixed_settings(saved), fixed_settings(now), folder, why)
+    rounds = saved.get("rounds")
+    if experiment.rounds != rounds and (experiment.algorithm.has_schedule or experiment.rounds < (rounds or 0)):
+        why = "its rounds follow a schedule" if experiment.algorithm.has_schedule else "rounds can only be added"
+        raise InputError(f"Expected --rounds to be {rounds} as in {folder} but got {experiment.rounds}: {why}.")
+
+
+def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide what clients send in Phase 1, by their dotted names."""
+    names = tuple(f"{name}." for name in _PHASE_1)
+    chosen = {key: value for key, value in fixed_settings(settings).items() if f"{key}.".startswith(names)}
+    batch_size = (settings.get("clustering") or {}).get("batch_size") or settings.get("batch_size")
+    return chosen | {"clustering.batch_size": batch_size}
+
+
+def check_updates(experiment: Experiment, folder: Path) -> None:
+    """Raise an `InputError` that names what would have made clients send other updates than a discovery's."""
+    why = "clients would have sent other updates in Phase 1, so that this discovery cannot be taken up."
+    require_equal(_phase_1(saved_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
+
+
+def take_up(experiment: Experiment, data: str) -> Updates | None:
+    """Return the updates of the discovery that the settings name; nothing if they name none, or need none.
+
+    Args:
+        experiment: its seed, data, network and Phase 1 have to be those of the discovery.
+        data: fingerprint of the images.
+    """
+    if experiment.discovery is None or experiment.supervision == "base":
+        return None
+    folder = Path(experiment.discovery)
+    if not (folder / DISCOVERY).is_file():
+        raise InputError(f"Expected --discovery to be a folder with a {DISCOVERY} but got {folder}.")
+    check_updates(experiment, folder)
+    found = load_discovery(folder, data, experiment.data.num_clients)
+    if found is None:
+        raise InputError(f"Expected --discovery to be of the same images but those of {folder} differ, or their split.")
+    return found[0]
+
+
+def _check_kind(folder: Path, diagnosis: bool) -> None:
+    """Refuse to train where a sweep is kept, and the other way round."""
+    if (folder / DIAGNOSIS).is_file() != diagnosis:
+        kinds = ("a run", "a diagnosis")
+        raise InputError(f"Expected the folder of {kinds[diagnosis]} but {folder} is that of {kinds[not diagnosis]}.")
+
+
+def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
+    """Return the folder of the run to continue, which has the same settings; nothing if a new one is to begin.
+
+    Args:
+        experiment: its `resume` says which.
+        diagnosis: whether it is to be one of `diagnose`, not of `fit`.
+    """
+    if experiment.resume is None:
+        return None
+    if experiment.resume != "auto":
+        require(experiment.run_dir is None, "--run_dir", "left out with --resume, which names it,", experiment.run_dir)
+        folder = run_of(experiment.resume)
+        _check_kind(folder, diagnosis)
+        check_same(experiment, folder)
+        return folder
+    if experiment.run_dir is not None:
+        folder = Path(experiment.run_dir)
+        if not (folder / CONFIG).is_file():
+            return None
+        _check_kind(folder, diagnosis)
+        check_same(experiment, folder)
+        return folder
+    wanted = fixed_settings(as_dict(experiment))
+    for folder in sorted(Path(RUNS).glob("*/"), key=lambda folder: folder.name, reverse=True):
+        other = folder.name.endswith(ALONE) or (folder / DIAGNOSIS).is_file() != diagnosis
+        if other or not (folder / CONFIG).is_file():
+            continue
+        if fixed_settings(saved_settings(folder)) == wanted:
+            check_same(experiment, folder)
+            return folder
+    return None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where a run was when it ended."""
+
+    state: ServerState
+    metrics: dict[str, float]
+    """The last round's, without its scores."""
+    header: CheckpointHeader
+    centroids: Tensor | None
+    """Those of the pseudo-domains, if they have moved since Phase 1."""
+
+
+def as_record(state: ServerState) -> Record:
+    """Return the server's tensors as one record."""
+    server = {f"server.{group}": tensors for group, tensors in state.record.items()}
+    moved = {} if state.domains is None or not state.domains.moved else {"domains": {"mu": state.domains.centroids}}
+    return {"weights": state.weights, "buffers": state.buffers, **server, **moved}
+
+
+def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | None:
+    """Read the checkpoint to go on from; nothing if the run has none, as it ended before its first round.
+
+    Args:
+        experiment: its `resume` may name a checkpoint other than the newest.
+        folder: the run folder.
+        data: fingerprint of the images.
+    """
+    checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
+    rounds = checkpoints.rounds()
+    named = Path(experiment.resume or "")
+    file = named if named.is_file() else checkpoints.file(rounds[0]) if rounds else None
+    if file is None:
+        every = saved_settings(folder).get("checkpoint", {}).get("every", 1)
+        if last_round(folder) >= every:
+            raise StorageError(f"Expected a checkpoint but {checkpoints.folder} has none: the run cannot be continued.")
+        return None
+    try:
+        record, header = checkpoints.load(file, experiment.backend.states_here)
+        if {"weights"} - set(record):
+            raise StorageError(f"Expected a checkpoint but {file} holds no weights.")
+    except StorageError as error:
+        raise StorageError(f"{error} {_offer(checkpoints, file, experiment.backend.states_here)}") from error
+    if header.data != data:
+        raise InputError(f"Expected --data to give the images of the run {folder} but they, or their split, differ.")
+    _check_beside(experiment, folder, file, header)
+    server = {group.removeprefix("server."): record[group] for group in record if group.startswith("server.")}
+    state = ServerState(header.round, record["weights"], record.get("buffers", {}), server, header.clients)
+    return Reached(state, header.metrics, header, record.get("domains", {}).get("mu"))
+
+
+def bit_versions() -> dict[str, str]:
+    """Return the versions of the packages that decide about bits."""
+    return {name: version(name) for name in ("jdfl-lightning", "torch", "lightning")}
+
+
+def _check_beside(experiment: Experiment, folder: Path, file: Path, header: CheckpointHeader) -> None:
+    """Raise an error if what stands beside a checkpoint is no longer what it was when that was written.
+
+    These are the settings, the rows of ``metrics.csv`` and what Phase 1 found; other versions of packages are a note.
+    """
+    why = "the rounds that are over were run with that. Restore config.yaml, or start a new run."
+    require_equal(header.settings, fixed_settings(as_dict(experiment)), file, why)
+    before = header.round - 1
+    if (last := last_round(folder)) < before:
+        raise StorageError(
+            f"Expected the rounds up to {before} in {folder / METRICS} but it ends with {last:.0f}: it is damaged, "
+            "or of another run."
+        )
+    if digest_metrics(folder, before) != header.rows:
+        raise StorageError(
+            f"Expected {folder / METRICS} to be as it was when {file.name} was written but rows up to round {before} "
+            "have changed since: restore it, or start a new run."
+        )
+    if digest_discovery(folder) != header.discovery:
+        raise StorageError(
+            f"Expected the discovery that {file.name} was written with but {folder / DISCOVERY} has changed since, "
+            "or is missing: restore it, or start a new run."
+        )
+    changed = {name: old for name, old in header.versions.items() if bit_versions().get(name) != old}
+    if changed:
+        was = ", ".join(f"{name} {old}" for name, old in changed.items())
+        now = ", ".join(f"{name} {bit_versions().get(name, 'missing')}" for name in changed)
+        note = f"The run so far was made with {plain(was)}; from here on with {plain(now)}: bits may differ."
+        warnings.warn(note, Note, stacklevel=2)
+
+
+def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:
+    """Forget the rounds after one; return the best accuracy of those that stay, and say so if its weights are lost.
+
+    The round's own row is kept only if the last weights, which are saved just before it is written, vouch for it.
+
+    Args:
+        folder: the run folder.
+        round: the last round that counts.
+        keeps_best: whether the run keeps the weights of its best round.
+    """
+    try:
+        last = load_model(folder, "last").header
+        known = last.round == round and same_scores(folder, last)
+    except InputError:
+        known = False
+    number, best = forget_rounds(folder, round if known else round - 1)
+    if number and keeps_best:
+        try:
+            found = load_model(folder, "best").header.round
+            problem = "" if found >= number else f"is of round {found}"
+        except InputError:
+            problem = "is missing or damaged"
+        if problem:
+            warnings.warn(
+                f"The best round so far is {number} but {folder / 'best.safetensors'} {problem}: it will be that of "
+                "the next round that is better.",
+                Note,
+                stacklevel=2,
+            )
+    return best
+
+
+def _offer(checkpoints: Checkpoints, damaged: Path, states_here: bool) -> str:
+    """Name the newest checkpoint that is whole, if there is one."""
+    for round in checkpoints.rounds():
+        file = checkpoints.file(round)
+        if file != damaged:
+            try:
+                checkpoints.load(file, states_here)
+                return f"The one of round {round} is whole: resume it with --resume {file}"
+            except StorageError:
+                continue
+    return "No other checkpoint is whole: start a new run."

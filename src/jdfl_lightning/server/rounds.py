@@ -1,0 +1,263 @@
+"""Phase 3: sample clients, fit them, aggregate, evaluate; a journal is told of every round."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+from jdfl_lightning.backends import Runner
+from jdfl_lightning.client.evaluation import Evaluation, Scores
+from jdfl_lightning.clustering.clusters import PseudoDomains
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.core.errors import InputError, last_line
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
+from jdfl_lightning.server.phase1 import Theta, target_table, welcome
+from jdfl_lightning.server.screening import Form, screened, without_outliers
+
+_ATTEMPTS = 3
+"""Times that a round is tried before the run ends."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that the server knows after a round."""
+
+    round: int
+    weights: Tensors
+    buffers: Tensors
+    record: Record
+    clients: dict[int, int] = field(default_factory=dict)
+    """The round of the newest state of each client that keeps one."""
+    domains: PseudoDomains | None = None
+    """The pseudo-domains, with those who joined so far; none for the baseline."""
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round did; its scores are NaN if it was not evaluated."""
+
+    state: ServerState
+    scores: Scores
+    metrics: dict[str, float]
+
+
+class Journal:
+    """Who is told of a run's rounds; this one takes no notice."""
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """A client has answered."""
+
+    def unassigned(self, client: int, reason: str) -> None:
+        """A client has no pseudo-domain yet."""
+
+    def noted(self, round: int, client: int, note: str) -> None:
+        """There is something to know of a client's answer, which enters the round."""
+
+    def refused(self, round: int, client: int, reason: str) -> None:
+        """A client's answer does not enter a round, or there is none."""
+
+    def broken(self, trace: str) -> None:
+        """An algorithm raised while it aggregated a round, which ends the run."""
+
+    def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
+        """A round is whole, and not yet judged."""
+
+    def evaluated(self, report: RoundReport) -> None:
+        """A round has been judged, or never will be; rounds come in order."""
+
+
+class _Tally:
+    """Passes results on one by one, and adds up what the round reports of them."""
+
+    def __init__(self, round: int, total: int, journal: Journal) -> None:
+        self.round, self.name, self.total, self.journal = round, f"round {round}", total, journal
+        self.answered = self.clients = self.bytes = self.examples = 0
+        self.metrics: dict[str, float] = {}
+        self.buffers = RunningSum()
+        self.keeps: dict[int, bool] = {}
+        self.failure: Exception | None = None
+        """What was raised where answers come from; whoever uses them is not to blame."""
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Move the display for something else than the round's own fits."""
+        self.journal.step(f"{self.name}: {what}", done, total)
+
+    def count(self, results: Iterator[FitResult | FitFailure]) -> Iterator[FitResult | FitFailure]:
+        """Move the display as clients answer."""
+        for result in results:
+            self.answered += 1
+            self.journal.step(self.name, self.answered, self.total)
+            yield result
+
+    def watch(self, results: Iterator[FitResult]) -> Iterator[FitResult]:
+        """Take down what enters the round."""
+        try:
+            for result in results:
+                self.clients += 1
+                self.bytes += result.num_bytes
+                self.examples += result.num_examples
+                for name, value in result.metrics.items():
+                    self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
+                self.buffers.add(result.buffers, result.num_examples)
+                self.keeps[result.client] = result.keeps_state
+                if result.note:
+                    self.journal.noted(self.round, result.client, result.note)
+                yield result
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+def run_rounds(
+    experiment: Experiment,
+    runner: Runner,
+    state: ServerState,
+    journal: Journal,
+    theta_0: Theta = ({}, {}),
+) -> ServerState:
+    """Run the rounds that are left after a state; return the last one's.
+
+    Args:
+        experiment: the run's settings.
+        runner: an open backend.
+        state: where to go on.
+        journal: is told of every round.
+        theta_0: where Phase 1 starts, for clients that were not there.
+    """
+    for number in range(state.round + 1, experiment.rounds + 1):
+        state, metrics = _run_round(experiment, runner, state, number, theta_0, journal)
+        journal.aggregated(state, metrics)
+        judge(experiment, runner, state, metrics, journal)
+    runner.finish()
+    return state
+
+
+def _run_round(
+    experiment: Experiment,
+    runner: Runner,
+    state: ServerState,
+    number: int,
+    theta_0: Theta,
+    journal: Journal,
+) -> tuple[ServerState, dict[str, float]]:
+    """Run a round; one that too few clients answer is void and repeated, with clients drawn anew."""
+    algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
+    sizes = experiment.data.client_sizes
+    num_clients, num_examples = len(sizes), sum(sizes)
+    broadcast, domains, table = algorithm.broadcast(state.record), state.domains, None
+    probes_down = probes_up = 0
+    refused: dict[int, str] = {}
+
+    def refuse(client: int, reason: str) -> None:
+        refused[client] = reason
+        journal.refused(number, client, reason)
+
+    for attempt in range(_ATTEMPTS):
+        context = RoundContext(number, num_clients, experiment.clients_per_round, seed, attempt)
+        chosen = algorithm.sample(state.record, context)
+        tally = _Tally(number, len(chosen), journal)
+        if domains is not None:
+            if experiment.supervision != "random":  # which does not look at a client's pseudo-domain
+                draw = 1 + number * _ATTEMPTS + attempt
+                domains, down, up = welcome(
+                    experiment, runner, theta_0, domains, chosen, draw, tally.step, journal.unassigned
+                )
+                probes_down, probes_up = probes_down + down, probes_up + up
+            table = target_table(experiment, domains)
+        tasks = [
+            FitTask(
+                client=client,
+                round=number,
+                seed=seed,
+                weights=state.weights,
+                buffers=state.buffers,
+                server=broadcast,
+                rounds=experiment.rounds,
+                weight=num_clients * sizes[client] / num_examples if algorithm.weighting == "samples" else 1.0,
+                domain=0 if domains is None else domains.of(client),
+                since=state.clients.get(client, 0),
+                attempt=attempt,
+                table=table,
+            )
+            for client in chosen
+        ]
+        refused.clear()
+        form = Form.of(algorithm, tasks[0], len(experiment.data.class_names), experiment.trainer.dtype)
+        answers = tally.count(runner.fit(tasks))
+        results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
+        if experiment.max_update_norm is not None:
+            results = without_outliers(results, state.weights, experiment.max_update_norm, refuse)
+        results = tally.watch(results)
+        try:
+            first = next(results, None)
+            if first is None and not algorithm.may_be_empty:
+                _stop_if_all_fail_alike(number, refused)
+                continue
+            answered = results if first is None else chain([first], results)
+            weights, record = algorithm.aggregate(state.weights, state.record, answered, context)
+        except Exception as error:  # all answers are of the declared form: it is the algorithm's own
+            if isinstance(error, InputError) or error is tally.failure:
+                raise
+            journal.broken("".join(traceback.format_exception(error)).strip())
+            raise InputError(
+                f"{type(algorithm).__name__} could not aggregate round {number}: {type(error).__name__}: {error}"
+            ) from error
+        if algorithm.may_be_empty or tally.clients >= experiment.min_clients:
+            break
+    else:
+        client, reason = next(iter(refused.items()))
+        raise InputError(
+            f"Expected at least {experiment.min_clients} of {len(tasks)} clients to answer in round {number} but "
+            f"{_ATTEMPTS} attempts were void. Client {client}: {last_line(reason)}"
+        ) from RuntimeError(reason)
+    runner.finish()  # at most one round waits for its scores
+    clients = dict(state.clients)
+    for client, keeps in tally.keeps.items():
+        clients.pop(client, None)
+        if keeps:
+            clients[client] = number
+    metrics = {
+        "train/loss": float("nan"),
+        **{name: total / tally.examples for name, total in tally.metrics.items()},
+        **algorithm.metrics(record, context),
+        "clients": tally.clients,
+        "refused": len(refused),
+        **({} if domains is None else {"joined": float(len(domains.newcomers))}),
+        "bytes/down": probes_down + sum(task.num_bytes for task in tasks),
+        "bytes/up": probes_up + tally.bytes,
+        "time/fit": time.perf_counter() - start,
+    }
+    buffers = tally.buffers.mean() if tally.clients else state.buffers
+    return ServerState(number, weights, buffers, record, clients, domains), metrics
+
+
+def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:
+    """End a run whose clients, several and all that were asked, raise the same error: other clients would as well."""
+    reasons = {last_line(reason) for reason in refused.values() if "Traceback (most recent call last)" in reason}
+    alike = len(reasons) == 1 and all(last_line(reason) in reasons for reason in refused.values())
+    if alike and len(refused) > 1:
+        raise InputError(
+            f"Expected clients to train in round {number} but all {len(refused)} failed alike: {reasons.pop()}"
+        ) from RuntimeError(next(iter(refused.values())))
+
+
+def judge(
+    experiment: Experiment, runner: Runner, state: ServerState, metrics: dict[str, float], journal: Journal
+) -> None:
+    """Have a round's model evaluated, and those beside it that the algorithm names, if it is the round's turn."""
+    if state.round % experiment.evaluate_every and state.round != experiment.rounds:
+        scores = Scores.unknown(experiment.data.domain_names)
+        journal.evaluated(RoundReport(state, scores, metrics | {"time/evaluate": 0.0}))
+        return
+    others = experiment.algorithm.other_models(state.weights, state.record)
+
+    def tell(outcome: Evaluation) -> None:
+        beside = {f"test/acc_of_{name}": outcome.scores[name].overall for name in others}
+        report = RoundReport(state, outcome.scores[""], beside | metrics | {"time/evaluate": outcome.seconds})
+        journal.evaluated(report)
+
+    runner.evaluate({"": state.weights, **others}, state.buffers, tell)

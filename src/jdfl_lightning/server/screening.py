@@ -1,0 +1,159 @@
+"""Which clients' answers enter a round: those that have the form declared, are finite and not absurdly large."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jdfl_lightning.algorithms import Algorithm
+from jdfl_lightning.core.errors import InputError, plain
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Record, Tensors, norm, sub
+
+Refuse = Callable[[int, str], None]
+"""Is told (client, reason) of an answer that does not enter the round."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What answers have to look like: for each group its names, with tensors that have the shapes and types."""
+
+    weights: Tensors
+    buffers: Tensors
+    upload: Record
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, task: FitTask, num_classes: int, dtype: torch.dtype | None = None) -> Form:
+        """Return the form of the answers to tasks like this one.
+
+        Args:
+            algorithm: declares what is uploaded.
+            task: has the weights, buffers and broadcast that were sent.
+            num_classes: C.
+            dtype: type that a fit leaves floating-point weights and buffers in, if not in their own.
+        """
+        weights, buffers = _trained(task.weights, dtype), _trained(task.buffers, dtype)
+        moved = sub(weights, _trained(task.weights))
+        server = {group: _trained(tensors) for group, tensors in task.server.items()}
+        return cls(weights, buffers, algorithm.upload_form(moved, server, num_classes))
+
+
+def _groups(weights: Tensors, buffers: Tensors, upload: Record) -> Record:
+    """Return everything that an answer holds, by the words that a user knows it by."""
+    return {"update": weights, "buffers": buffers} | {f"upload {group!r}": upload[group] for group in upload}
+
+
+def _trained(tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
+    """Return tensors without values, floating-point ones of another type if it is given."""
+    return {name: tensor.to("meta", dtype if tensor.is_floating_point() else None) for name, tensor in tensors.items()}
+
+
+def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -> str | None:
+    """Return what is wrong with an answer that has to be of this form, or nothing.
+
+    Args:
+        result: the answer, whatever it holds.
+        form: what is expected.
+        algorithm: is asked about an upload with which nothing is wrong otherwise.
+    """
+    expected = _groups(form.weights, form.buffers, form.upload)
+    answered = _groups(result.weights, result.buffers, result.upload)
+    if set(answered) != set(expected):
+        return f"it has other uploads than were declared: {_differing(answered, expected)}"
+    for what, tensors in answered.items():
+        if set(tensors) != set(expected[what]):
+            return f"its {what} has other names than expected: {_differing(tensors, expected[what])}"
+        for name, tensor in tensors.items():
+            if _look(tensor) != _look(expected[what][name]):
+                return f"its {name} in {what} is {_look(tensor)} and not {_look(expected[what][name])}"
+    if not all(math.isfinite(_length(tensors)) for tensors in answered.values()):
+        return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
+    if result.num_examples <= 0 or not math.isfinite(result.weight) or result.weight <= 0:
+        return "it counts for nothing: its number of examples or its weight is not positive"
+    try:
+        return None if algorithm is None else algorithm.reason_unusable(result.upload)
+    except Exception as error:  # whatever the numbers make of somebody's code
+        return f"{type(algorithm).__name__}.reason_unusable raised {plain(repr(error))}"
+
+
+def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    return plain(", ".join(sorted(set(ours) ^ set(theirs))[:3]))
+
+
+def _look(tensor: Tensor) -> str:
+    """Return shape and type, and the layout if it is not that of an array."""
+    layout = "" if tensor.layout is torch.strided else f", {tensor.layout}"
+    return f"{tuple(tensor.shape)} of {tensor.dtype}{layout}"
+
+
+def _length(tensors: Tensors) -> float:
+    """Return the Euclidean norm of all tensors together, whatever their types."""
+    return norm(
+        {n: t.abs() if t.is_complex() else t if t.is_floating_point() else t.double() for n, t in tensors.items()}
+    )
+
+
+def screened(
+    results: Iterator[FitResult | FitFailure], form: Form, algorithm: Algorithm, refuse: Refuse, trusted: bool = True
+) -> Iterator[FitResult]:
+    """Pass on the answers that can be used.
+
+    Args:
+        results: the answers.
+        form: what they have to look like.
+        algorithm: whose uploads they hold.
+        refuse: is told of those that cannot be used.
+        trusted: whether clients run the server's own code: what they upload undeclared is then a mistake in that.
+    """
+    for result in results:
+        if isinstance(result, FitFailure):
+            refuse(result.client, result.reason)
+            continue
+        if trusted and result.upload and not form.upload:
+            name = type(algorithm).__name__
+            raise InputError(
+                f"Expected {name}.upload_form to declare what clients upload but it declares nothing and client "
+                f"{result.client} uploads {', '.join(map(repr, result.upload))}: write "
+                f"{name}.upload_form(weights, server, num_classes), see docs/own_algorithm.md."
+            )
+        reason = why_not(result, form, algorithm)
+        if reason is None:
+            yield result
+        else:
+            refuse(result.client, reason)
+
+
+def without_outliers(
+    results: Iterator[FitResult], weights: Tensors, multiple: float, refuse: Refuse
+) -> Iterator[FitResult]:
+    """Pass on the answers whose update, and every group of whose upload, is at most a multiple of the round's median.
+
+    The median is that of the lengths above 0: where most send zeros, those who do not are not all outliers. It is known
+    when all have answered; until then the answers wait in a file, not in memory.
+    """
+    lengths: dict[str, list[float]] = {}
+    with tempfile.TemporaryFile(prefix="jdfl-round-") as waiting:
+        for result in results:
+            for what, tensors in _groups(sub(result.weights, weights), {}, result.upload).items():
+                lengths.setdefault(what, []).append(_length(tensors))
+            pickle.dump(result, waiting, protocol=5)
+        moved = {what: [length for length in each if length > 0] for what, each in lengths.items()}
+        limits = {what: multiple * statistics.median(each or [0.0]) for what, each in moved.items()}
+        waiting.seek(0)
+        for own in zip(*lengths.values(), strict=True):
+            result = pickle.load(waiting)
+            beyond = [(what, length) for what, length in zip(lengths, own, strict=True) if length > limits[what]]
+            if beyond:
+                what, length = beyond[0]
+                limit = f"{multiple:g} medians ({limits[what]:.3g})"
+                refuse(result.client, f"the length of its {what} is {length:.3g}, beyond {limit}")
+            else:
+                yield result

@@ -1,0 +1,369 @@
+"""Named tensors on disk, whole or not there at all: records, clients' states, and checkpoints of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from jdfl_lightning.core.errors import StorageError
+from jdfl_lightning.core.files import checked, is_aside, parse_json, require_regular, write_whole
+from jdfl_lightning.core.tensors import Record, Tensors
+
+CHECKPOINTS, CLIENTS = "checkpoints", "clients"
+"""Subfolders of a run folder."""
+
+_KEY = "jdfl"
+"""The one key of a file's metadata (safetensors writes several in random order): a digest, a space, JSON."""
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = None, private: bool = False) -> None:
+    """Write a record with a checksum, whole or not at all.
+
+    Args:
+        file: where the record goes.
+        record: groups of named tensors; stored as ``group/name``.
+        about: plain values to store with it.
+        private: whether only this user may read the file.
+    """
+    tensors: Tensors = {}
+    stored: set[int] = set()
+    for group, named in record.items():
+        for name, tensor in named.items():
+            shared = tensor.untyped_storage().data_ptr() in stored  # safetensors takes no storage twice
+            tensors[f"{group}/{name}"] = tensor.clone() if shared else tensor.contiguous()
+            stored.add(tensor.untyped_storage().data_ptr())
+    text = json.dumps(about or {})
+    write_whole(file, save(tensors, {_KEY: f"{_digest(tensors, text)} {text}"}), private)
+
+
+def _open(file: Path) -> safe_open:
+    require_regular(file)
+    return safe_open(file, framework="pt")
+
+
+def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
+    """Read a record and what is stored with it; a file that is missing, damaged or foreign is named in the error."""
+    tensors: Tensors = {}
+    try:
+        with _open(file) as stored:
+            digest, _, text = (stored.metadata() or {})[_KEY].partition(" ")
+            for key in stored.keys():  # noqa: SIM118 - not a dict
+                tensors[key] = stored.get_tensor(key)
+        if _digest(tensors, text) != digest:
+            raise StorageError(f"Expected saved tensors but {file} is damaged: its checksum does not match.")
+        about = parse_json(text)
+        if not isinstance(about, dict):
+            raise ValueError("no settings")
+    except FileNotFoundError as error:
+        raise StorageError(f"Expected saved tensors but there is no file {file}.") from error
+    except StorageError:
+        raise
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise StorageError(f"Expected saved tensors but {file} cannot be read: {error}.") from error
+    record: Record = {}
+    for key, tensor in tensors.items():
+        group, _, name = key.partition("/")
+        record.setdefault(group, {})[name] = tensor
+    return record, about
+
+
+def stored_digest(file: Path) -> str:
+    """Return the checksum that is stored in a record's file, without reading its tensors."""
+    try:
+        with _open(file) as stored:
+            return str((stored.metadata() or {})[_KEY].partition(" ")[0])
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise StorageError(f"Expected saved tensors but {file} cannot be read: {error}.") from error
+
+
+_STATE = re.compile(r"(\d+)-(\d+)\.safetensors")
+_CHECKPOINT = re.compile(r"(\d+)\.safetensors")
+
+
+class ClientStates:
+    """What clients keep between their participations: a file for each client and round, read when it is needed.
+
+    A state is written as soon as the client has trained; it counts once the server has accepted the round and names it
+    in a checkpoint. Until then the one before stays where it is.
+
+    Args:
+        folder: where the files are; made when the first state is saved.
+        reset_damaged: whether a client whose state cannot be read starts afresh.
+    """
+
+    def __init__(self, folder: Path, reset_damaged: bool = False) -> None:
+        self.folder, self.reset_damaged = folder, reset_damaged
+
+    def recall(self, client: int, round: int) -> Record | None:
+        """Return the state that a client was left with in a round; none if it is damaged and may start afresh."""
+        try:
+            return self.load(client, round)
+        except StorageError as error:
+            if self.reset_damaged:
+                return None
+            raise StorageError(
+                f"{error} {self._offer(client, round)}--checkpoint.reset_damaged_clients true lets it start afresh."
+            ) from error
+
+    def _offer(self, client: int, damaged: int) -> str:
+        """Name the newest checkpoint that has another state of a client, one that is whole, if there is one."""
+        checkpoints = Checkpoints(self.folder.parent, keep=1)
+        for round in checkpoints.rounds():
+            try:
+                known = read_header(checkpoints.file(round)).clients.get(client)
+                if known != damaged:
+                    if known is not None:
+                        self.load(client, known)
+                    return f"The checkpoint before it is whole: resume it with --resume {checkpoints.file(round)}, or "
+            except StorageError:
+                continue
+        return ""
+
+    def missing(self, wanted: Mapping[int, int]) -> list[int]:
+        """Return the clients whose states of the given rounds are not there."""
+        present = set(os.listdir(self.folder)) if self.folder.is_dir() else set()  # noqa: PTH208 - there may be many
+        return [client for client, round in wanted.items() if self._file(client, round).name not in present]
+
+    def _file(self, client: int, round: int) -> Path:
+        return self.folder / f"{client}-{round}.safetensors"
+
+    def load(self, client: int, round: int) -> Record:
+        """Return the state that a client was left with in a round."""
+        record, about = load_record(self._file(client, round))
+        if about != {"client": client, "round": round}:
+            raise StorageError(f"Expected the state of client {client} but {self._file(client, round)} is of {about}.")
+        return record
+
+    def save(self, client: int, round: int, state: Record) -> None:
+        """Keep a client's state."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
+        save_record(self._file(client, round), state, {"client": client, "round": round}, private=True)
+
+    def settle(self, client: int, since: int, oldest: int) -> None:
+        """Remove the states of a client that nobody will ask for.
+
+        Args:
+            client: its id.
+            since: the last round whose state was accepted; states of later rounds are of rounds that never were.
+            oldest: the round before which only the newest state can still be needed.
+        """
+        names = [file.stem.partition("-")[2] for file in self.folder.glob(f"{client}-*.safetensors")]
+        rounds = sorted(int(name) for name in names if name.isdecimal())
+        accepted = [round for round in rounds if round <= since]
+        for round in [*rounds[len(accepted) :], *[round for round in accepted if round < oldest][:-1]]:
+            self.remove(client, round)
+
+    def remove(self, client: int, round: int) -> None:
+        """Remove a client's state of a round."""
+        self._file(client, round).unlink(missing_ok=True)
+
+    def retain(self, wanted: Iterable[tuple[int, int]], under_way: int | None = None) -> None:
+        """Remove all files but the states of these (client, round), and those of rounds that are under way.
+
+        Args:
+            wanted: the states to keep.
+            under_way: the first round that may be; none if there is none.
+        """
+        keep = {self._file(*key).name for key in wanted}
+        if self.folder.is_dir():
+            for name in os.listdir(self.folder):  # noqa: PTH208 - there may be many, and no path is needed for most
+                state = _STATE.fullmatch(name)
+                later = under_way is not None and (state is None or int(state[2]) >= under_way)
+                if name not in keep and not later and (state or is_aside(name)):
+                    (self.folder / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class CheckpointHeader:
+    """What a checkpoint holds beside the server's tensors."""
+
+    round: int
+    metrics: dict[str, int | float]
+    """The round's, without its scores."""
+    data: str
+    """Fingerprint of the images and of who holds them."""
+    logger: str | None
+    """Id of the logger's run."""
+    settings: dict[str, Any]
+    """The settings that the rounds so far depend on, by their dotted names."""
+    rows: str
+    """Digest of the rows of ``metrics.csv`` before this round's."""
+    discovery: str | None
+    """Digest of what Phase 1 found; none for the baseline."""
+    versions: dict[str, str]
+    """Of the packages that decide about bits."""
+    clients: dict[int, int] = field(default_factory=dict)
+    """The round of each client's newest state."""
+    joined: dict[int, int] = field(default_factory=dict)
+    """The pseudo-domains of clients that came after Phase 1."""
+
+
+_SCAN = 20
+"""Checkpoints from one look through all files to the next; in between, only what a removed one named is removed."""
+
+
+class Checkpoints:
+    """The checkpoints of a run: one file each, and the clients' states that it names.
+
+    Args:
+        folder: the run folder.
+        keep: how many to keep.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder / CHECKPOINTS, keep
+        self.states = ClientStates(folder / CLIENTS)
+        self._named: dict[int, dict[int, int]] = {}
+        """The states that the kept checkpoints name, as far as this process has read or written them."""
+        self._saved = 0
+
+    def file(self, round: int) -> Path:
+        """Return the file of a round's checkpoint."""
+        return self.folder / f"{round}.safetensors"
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that have a checkpoint, the newest first."""
+        names = [file.stem for file in self.folder.glob("*.safetensors")]
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+    def save(self, record: Record, header: CheckpointHeader, last: bool = False) -> None:
+        """Write a checkpoint, then remove what neither it nor those kept beside it need.
+
+        Args:
+            record: the server's tensors.
+            header: what is stored with them.
+            last: whether it is the run's last, after which nothing that nobody needs stays.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
+        stored = asdict(replace(header, clients={}, joined={}))
+        tables = {"clients": _as_table(header.clients), "joined": _as_table(header.joined)}
+        save_record(self.file(header.round), record | tables, stored, private=True)
+        self._named[header.round] = header.clients
+        if last or self._saved % _SCAN == 0:
+            self.clean(header.round, over=last)
+        else:
+            self._drop()
+        self._saved += 1
+
+    def _drop(self) -> None:
+        """Remove the oldest checkpoints, with the states that the next one does not name either."""
+        while len(self._named) > self.keep:
+            oldest, following = sorted(self._named)[:2]
+            for client, round in self._named.pop(oldest).items():
+                if self._named[following].get(client) != round:
+                    self.states.remove(client, round)
+            self.file(oldest).unlink(missing_ok=True)
+
+    def supersede(self, before: Mapping[int, int], state: dict[int, int], round: int) -> None:
+        """Remove the states that a round has replaced, unless a kept checkpoint names them.
+
+        Args:
+            before: the round of each client's state before the round.
+            state: after it; those of the round come last.
+            round: the round.
+        """
+        for client, newest in reversed(state.items()):
+            if newest != round:
+                return
+            old = before.get(client)
+            if old is not None and all(named.get(client) != old for named in self._named.values()):
+                self.states.remove(client, old)
+
+    def clean(self, newest: int, over: bool = True) -> None:
+        """Look through all files and remove those that the kept checkpoints, from one round back, do not need.
+
+        Args:
+            newest: the last round that counts.
+            over: whether nobody is at a later round, whose states are then of rounds that never were.
+        """
+        kept = [round for round in self.rounds() if round <= newest][: self.keep]
+        named: dict[int, dict[int, int]] = {}
+        for round in kept:
+            try:
+                named[round] = self._named[round] if round in self._named else read_header(self.file(round)).clients
+            except StorageError:  # damaged: its states go with it
+                self.file(round).unlink(missing_ok=True)
+        for file in self.folder.iterdir():
+            ours = _CHECKPOINT.fullmatch(file.name) or is_aside(file.name)
+            if ours and file not in map(self.file, kept):
+                file.unlink(missing_ok=True)
+        self._named = named
+        self.states.retain(
+            (pair for clients in named.values() for pair in clients.items()), None if over else newest + 1
+        )
+
+    def load(self, file: Path, states_here: bool = True) -> tuple[Record, CheckpointHeader]:
+        """Read a checkpoint; if clients' states are here, make sure that those it names exist.
+
+        A state is checked when it is used: there may be many, and large ones.
+        """
+        record, about = load_record(file)
+        header = _parse_header(file, about, record.pop("clients", {}), record.pop("joined", {}))
+        if states_here and (missing := self.states.missing(header.clients)):
+            raise StorageError(
+                f"Expected the states of all clients but that of client {missing[0]}, which {file} names, is not in "
+                f"{self.states.folder}."
+            )
+        return record, header
+
+
+def _as_table(numbers: Mapping[int, int]) -> Tensors:
+    """Return numbers by client as tensors, 16 bytes each: there may be many clients."""
+    return {"client": torch.tensor(list(numbers)).long(), "value": torch.tensor(list(numbers.values())).long()}
+
+
+def _from_table(table: Tensors) -> dict[int, int]:
+    keys, values = table["client"], table["value"]
+    if any(column.dtype != torch.long or column.ndim != 1 for column in (keys, values)):
+        raise ValueError("its clients are no numbers")
+    return dict(zip(keys.tolist(), values.tolist(), strict=True))
+
+
+def read_header(file: Path) -> CheckpointHeader:
+    """Read what a checkpoint holds beside the server's tensors, and not these."""
+    try:
+        with _open(file) as stored:
+            about = parse_json((stored.metadata() or {})[_KEY].partition(" ")[2])
+            clients, joined = (
+                {name: stored.get_tensor(f"{group}/{name}") for name in ("client", "value")}
+                for group in ("clients", "joined")
+            )
+        return _parse_header(file, about, clients, joined)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"Expected a checkpoint but {file} cannot be read: {error}.") from error
+
+
+def _parse_header(file: Path, about: object, clients: Tensors, joined: Tensors) -> CheckpointHeader:
+    try:
+        return replace(
+            checked(CheckpointHeader, about),
+            clients=_from_table(clients),
+            joined=_from_table(joined),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"Expected a checkpoint but {file} is something else: {error}.") from error

@@ -1,0 +1,176 @@
+"""Whether a run folder may name any class: one that this user made on this machine may, one from elsewhere may not.
+
+A run's ``config.yaml`` names classes that are imported when the run is tested or resumed. The first line of the file is
+a signature: an HMAC of the rest with a secret that only this user on this machine has, as Jupyter signs notebooks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.files import locked, parse_settings, read_small, remove_asides, write_whole
+
+CONFIG = "config.yaml"
+"""The settings of a run, in its folder."""
+PACKAGES = ("jdfl_lightning", "torchvision", "timm")
+"""Packages that any run folder may name classes of."""
+_NETWORKS = "jdfl_lightning.models."
+"""Where this package's backbones are; torchvision's go by short names, as its functions may download weights."""
+_CLASSES = ("data", "algorithm")
+"""Settings whose value is a class with its arguments."""
+_NOT_TAKEN = ("backend", "logger", "discovery", "run_dir", "resume", "presets")
+"""Settings that say where a run works and writes, or that may be anything: those from elsewhere are not used."""
+_SIGNATURE = re.compile(rb"# signature: ([0-9a-f]{64})\n")
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def _secret() -> bytes | None:
+    """Return this user's secret, made when it is first needed; none where it cannot be kept."""
+    folder = platformdirs.user_data_path("jdfl-lightning")
+    file = folder / "trust.key"
+    try:
+        if not file.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with locked(folder):
+                if not file.exists():  # no other process was faster
+                    remove_asides(folder)
+                    write_whole(file, secrets.token_bytes(32), private=True)
+        secret = file.read_bytes()
+        return secret if len(secret) == 32 else None
+    except (OSError, StorageError):
+        return None
+
+
+def sign(text: bytes) -> bytes:
+    """Return the text of a ``config.yaml`` with this user's signature before it."""
+    secret = _secret()
+    return text if secret is None else b"# signature: %s\n" % hmac.digest(secret, text, "sha256").hex().encode() + text
+
+
+def _is_signed(content: bytes) -> bool:
+    found, secret = _SIGNATURE.match(content), _secret()
+    if found is None or secret is None:
+        return False
+    return hmac.compare_digest(hmac.digest(secret, content[found.end() :], hashlib.sha256).hex().encode(), found[1])
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], bool]:
+    """Return the settings of a run folder, and whether this user's signature on just these is there and right."""
+    try:
+        content = read_small(folder / CONFIG)
+        return parse_settings(content.decode()), _is_signed(content)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} cannot be read: {error}.") from error
+
+
+def own_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of a run folder that this user made on this machine; none if it is from elsewhere."""
+    try:
+        settings, own = _read(folder)
+    except StorageError:
+        return {}
+    return settings if own else {}
+
+
+def _check_form(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless settings have the form that a run writes: the parser reads others in many ways."""
+    for name, value in settings.items():
+        if name not in known:  # a dotted one would set what is inside of another, a config names a further file
+            raise ValueError(f"there is no setting {name!r}")
+        if name in _CLASSES and not (isinstance(value, dict) and set(value) <= {"class_path", "init_args"}):
+            raise ValueError(f"{name} is no class_path with init_args")
+        if isinstance(known[name], dict) and not isinstance(value, dict):
+            raise ValueError(f"{name} is no group of settings")  # a text would be read as a file's name
+    for key in _keys(settings):
+        if not isinstance(key, str) or not key.isidentifier():
+            raise ValueError(f"{key!r} is no name of a setting")
+
+
+def _keys(settings: Any) -> Iterator[object]:
+    for value in settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ():
+        yield from _keys(value)
+    yield from settings if isinstance(settings, dict) else ()
+
+
+def _strangers(settings: dict[str, Any]) -> Iterator[str]:
+    """Give what settings name that belongs to none of the known packages, or that is no name at all."""
+    backbone = settings.get("backbone")
+    if backbone is not None and not known_backbone(backbone):
+        yield str(backbone)
+    for path in _class_paths(settings):
+        if not _belongs(path):
+            yield str(path)
+
+
+def _class_paths(settings: Any) -> Iterator[Any]:
+    if isinstance(settings, dict):
+        for key, value in settings.items():
+            if key == "class_path":
+                yield value
+            else:
+                yield from _class_paths(value)
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _class_paths(value)
+
+
+def _belongs(path: object) -> bool:
+    return isinstance(path, str) and bool(_IMPORT_PATH.fullmatch(path)) and path.partition(".")[0] in PACKAGES
+
+
+def known_backbone(name: object) -> bool:
+    """Return whether a backbone is one of the known packages'.
+
+    >>> known_backbone("resnet18"), known_backbone("jdfl_lightning.models.PaperCNN"), known_backbone("os.system")
+    (True, True, False)
+    """
+    if not isinstance(name, str) or not _IMPORT_PATH.fullmatch(name):
+        return False
+    return "." not in name or name.startswith(_NETWORKS)
+
+
+def saved_settings(folder: Path) -> dict[str, Any]:
+    """Read the settings of a run folder, to be looked at; `settings_to_use` gives those that may be acted on."""
+    return _read(folder)[0]
+
+
+def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run folder that may be used; raise an `InputError` that names what would be imported.
+
+    Args:
+        folder: the run folder.
+        trust: whether the user trusts it, whoever made it.
+        known: all settings that there are, with their defaults.
+    """
+    settings, own = _read(folder)
+    if trust or own:
+        return settings
+    for name in _NOT_TAKEN:
+        settings.pop(name, None)
+    data = settings.get("data")
+    if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
+        arguments.pop("download", None)
+    try:
+        _check_form(settings, known)
+    except ValueError as error:
+        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} has others: {error}.") from error
+    require_known(folder, list(dict.fromkeys(_strangers(settings))))
+    return settings
+
+
+def require_known(folder: Path, strangers: list[str]) -> None:
+    """Raise an `InputError` if a folder that this user did not make names something of an unknown package."""
+    if strangers:
+        raise InputError(
+            f"{folder} was not made by you on this machine, or was edited, and names {', '.join(strangers[:5])}, "
+            "which would be imported and run. If you trust whoever made it, and that code, pass --trust true."
+        )

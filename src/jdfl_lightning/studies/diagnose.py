@@ -1,0 +1,166 @@
+"""Can the clustering be trusted on this data? The paper's sweep over E_0, batch size, layers and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+
+from jdfl_lightning.backends import Runner
+from jdfl_lightning.client.fit import Site
+from jdfl_lightning.clustering.clusters import cluster
+from jdfl_lightning.clustering.sketch import sketch
+from jdfl_lightning.clustering.updates import Updates, unit
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.core.errors import InputError, Interrupted, require
+from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Record, flatten
+from jdfl_lightning.models import LAYER_SUBSETS, select_parameters
+from jdfl_lightning.report.diagnosis import draw_diagnosis
+from jdfl_lightning.server.resume import find_run
+from jdfl_lightning.server.run import open_run, prepare, require_discovery
+from jdfl_lightning.storage.checkpoint import ClientStates
+from jdfl_lightning.storage.findings import Finding, read_findings, write_findings
+from jdfl_lightning.storage.folder import DIAGNOSIS_FIGURE
+from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.interrupts import after_current_client
+
+WIDEST = "C"
+"""The subset of layers that holds the others: what clients send."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is tried: every batch size with every seed; all E_0 and subsets of layers come from one training."""
+
+    seeds: Sequence[int] = (0, 1, 2)
+    batch_sizes: Sequence[int] = (16, 32, 64)
+    epochs: int = 5
+
+    def __post_init__(self) -> None:
+        for flag, values in (("--seeds", self.seeds), ("--batch_sizes", self.batch_sizes)):
+            require(len(values) > 0 and len(set(values)) == len(values), flag, "different numbers", list(values))
+        require(min(self.seeds) >= 0, "--seeds", "0 or more", list(self.seeds))
+        require(min(self.batch_sizes) > 0, "--batch_sizes", "positive", list(self.batch_sizes))
+        require(self.epochs > 0, "--max_epochs", "positive", self.epochs)
+
+
+def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = None) -> Path:
+    """Run the sweep, or what is left of it, and leave a folder with ``diagnosis.csv``.
+
+    Args:
+        experiment: data, network and learning rate; with ``clustering.sketch_dim`` sketches are tried beside.
+        sweep: what to try.
+        display: where progress is shown; nothing is shown if not given.
+
+    Returns:
+        The folder.
+    """
+    display = display or Display()
+    require_discovery(experiment)
+    earlier = find_run(experiment, diagnosis=True)
+    prepare(experiment, display)
+    findings = [] if earlier is None else read_findings(earlier)
+    done = {(finding.seed, finding.batch_size, finding.epochs) for finding in findings}
+    cases = [(seed, batch_size) for seed in sweep.seeds for batch_size in sweep.batch_sizes]
+    with open_run(experiment, f"{experiment.name}-diagnosis", earlier) as folder:
+        display.say(f"folder: {folder}")
+        write_findings(folder, findings)  # also says what kind of folder it is
+        with after_current_client(display.say) as check:
+            try:
+                for number, (seed, batch_size) in enumerate(cases, start=1):
+                    if (seed, batch_size, sweep.epochs) not in done:
+                        options = replace(
+                            experiment.clustering, epochs=sweep.epochs, batch_size=batch_size, layers=WIDEST
+                        )
+                        case = replace(experiment, seed_everything=seed, clustering=options)
+                        name = f"case {number}/{len(cases)}: seed {seed}, batch {batch_size}"
+                        kept = [f for f in findings if (f.seed, f.batch_size) != (seed, batch_size)]
+                        findings = kept + list(find(case, folder, name, display, check))
+                        write_findings(folder, findings)
+            except KeyboardInterrupt:
+                again = f"jdfl-lightning diagnose --resume {folder}, with --seeds and so on as before"
+                raise Interrupted(again) from None
+        draw_diagnosis(folder, folder / DIAGNOSIS_FIGURE)
+    return folder
+
+
+def find(
+    case: Experiment, folder: Path, name: str = "", display: Display | None = None, check: Callable[[], object] = int
+) -> Iterator[Finding]:
+    """Train every client once; give a finding for each E_0 and each subset of layers.
+
+    Args:
+        case: its seed, its clustering's batch size and number of epochs; the layers are `WIDEST`.
+        folder: for what the backend may have to write.
+        name: what the display calls it.
+        display: where progress is shown.
+        check: is called where it can be interrupted.
+    """
+    display = display or Display()
+    data, seed = case.data, case.seed_everything
+    data.deal(seed)
+    site = Site(case)
+    weights, buffers = site.initial(1)
+    module = site.module(weights, buffers)
+    names = {layers: select_parameters(module, layers) for layers in LAYER_SUBSETS}
+    tasks = [FitTask(client, DISCOVERY, seed, weights, buffers, every_epoch=True) for client in range(data.num_clients)]
+    with case.backend.open(case, ClientStates(folder / "clients")) as runner:
+        sent: list[Record] = []
+        for result in _answers(runner, tasks):
+            sent.append(result)
+            display.step(name, len(sent), len(tasks))
+            check()
+    truth = data.partition.client_domains
+    for epochs in range(1, case.clustering.epochs + 1):
+        for layers, chosen in names.items():
+            vectors = torch.stack([unit(flatten({n: record[str(epochs)][n] for n in chosen})) for record in sent])
+            yield _judge(case, vectors, truth, epochs, layers)
+
+
+def _answers(runner: Runner, tasks: Sequence[FitTask]) -> Iterator[Record]:
+    for result in runner.fit(tasks):
+        if isinstance(result, FitFailure):
+            raise InputError(f"Expected every client to answer but client {result.client}: {result.reason}")
+        if not _finite(result):
+            raise InputError(f"Expected finite updates but client {result.client}'s is not: lower --lr.")
+        yield result.upload
+
+
+def _finite(result: FitResult) -> bool:
+    return all(torch.isfinite(tensor).all() for group in result.upload.values() for tensor in group.values())
+
+
+def _judge(case: Experiment, vectors: Tensor, truth: Sequence[int], epochs: int, layers: str) -> Finding:
+    options, seed = case.clustering, case.seed_everything
+
+    def look(rows: Tensor) -> tuple[float, int | None, int | None]:
+        updates = Updates(list(range(len(rows))), rows)
+        found = cluster(updates, len(set(truth)), options.criterion, options.max_domains, seed)
+        ari = float(adjusted_rand_score(truth, list(found.assignments.values())))
+        return ari, found.picks["elbow"], found.picks["silhouette"]
+
+    ari, elbow, silhouette = look(vectors)
+    whole = Finding(
+        clients=len(vectors),
+        domains=len(set(truth)),
+        seed=seed,
+        batch_size=options.batch_size or case.batch_size,
+        epochs=epochs,
+        layers=layers,
+        length=vectors.shape[1],
+        ari=ari,
+        elbow=elbow,
+        silhouette=silhouette,
+    )
+    if options.sketch_dim is None:
+        return whole
+    short = torch.stack([unit(sketch(vector, options.sketch_dim, seed)) for vector in vectors])
+    ari, elbow, silhouette = look(short)
+    return replace(
+        whole, sketch_dim=options.sketch_dim, sketch_ari=ari, sketch_elbow=elbow, sketch_silhouette=silhouette
+    )

@@ -1,0 +1,213 @@
+"""Many runs: algorithms x supervisions x numbers of pseudo-domains x seeds, each once, in one folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+from jdfl_lightning.config import Experiment, Supervision, as_dict
+from jdfl_lightning.core.errors import InputError, StorageError, require, require_choice
+from jdfl_lightning.core.files import is_aside
+from jdfl_lightning.server.resume import check_same, check_updates
+from jdfl_lightning.server.run import discover, fit
+from jdfl_lightning.storage.folder import (
+    CURVES,
+    DISCOVERY,
+    DISCOVERY_FIGURE,
+    METRICS,
+    RUNS,
+    VECTORS,
+    last_round,
+    lock_run,
+)
+from jdfl_lightning.storage.trust import CONFIG
+from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.loggers import in_group
+
+DISCOVERIES = "discovery"
+"""Folder, in that of the suite, of the discoveries that runs of a seed share."""
+
+Parse = Callable[[Sequence[str]], Experiment]
+"""Turns command-line arguments into settings."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What is to be compared."""
+
+    algorithms: Sequence[str] | None = None
+    """Names or import paths; none for the one that the settings say."""
+    supervisions: Sequence[str] = ("base", "graded", "random")
+    seeds: Sequence[int] = (0, 1, 2)
+    num_domains: Sequence[int] | None = None
+    """Numbers of pseudo-domains to try; none for what the settings say."""
+
+    def __post_init__(self) -> None:
+        for name in ("algorithms", "supervisions", "seeds", "num_domains"):
+            values = getattr(self, name)
+            distinct = values is None or 0 < len(values) == len(set(values))
+            require(distinct, f"--{name}", "different values", list(values or ()))
+        for supervision in self.supervisions:
+            require_choice("every one of --supervisions", supervision, get_args(Supervision))
+        require(min(self.seeds) >= 0, "--seeds", "0 or more", list(self.seeds))
+        require(min(self.num_domains or [1]) >= 1, "--num_domains", "1 or more", list(self.num_domains or ()))
+
+    def names(self) -> dict[str, str]:
+        """Return how each algorithm is called in the names of folders: its class, with its module if two share it."""
+        classes = [algorithm.rpartition(".")[2] for algorithm in self.algorithms or ()]
+        return {
+            algorithm: (own if classes.count(own) == 1 else algorithm.replace(".", "-")).lower()
+            for algorithm, own in zip(self.algorithms or (), classes, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run of the suite ended."""
+
+    name: str
+    folder: Path
+    failure: str = ""
+    """Why it has no result; empty if it has."""
+
+
+def plan(parse: Parse, args: Sequence[str], matrix: Matrix) -> tuple[Path, list[Experiment]]:
+    """Return the suite's folder and the settings of every run, in the order in which they are run.
+
+    All are checked before anything is begun: every combination, and that what is there already is of the same settings.
+    The baseline has no pseudo-domains, so that it is run once whatever numbers of them are tried.
+
+    Args:
+        parse: turns arguments into settings.
+        args: the arguments that all runs share; ``--run_dir`` is the suite's folder.
+        matrix: what is to be compared.
+    """
+    for one, many in (("algorithm", "algorithms"), ("supervision", "supervisions"), ("seed_everything", "seeds")):
+        given = [arg for arg in args if arg == f"--{one}" or arg.startswith(f"--{one}=")]
+        require(not given, f"--{one}", f"left out: --{many} says it,", *(given[:1] or [""]))
+    names = matrix.names()
+    first = [f"--algorithm={algorithm}" for algorithm in list(names)[:1]]
+    common = parse(_after_configs(args, first))
+    require(common.resume is None, "--resume", "left out: the same command goes on with a suite,", common.resume)
+    folder = Path(common.run_dir or f"{RUNS}/suite-{_config_name(args) or type(common.data).__name__.lower()}")
+    a_run = any((folder / name).exists() for name in (CONFIG, METRICS))
+    require(not a_run, "--run_dir", "a folder for runs", f"{folder}, which is that of a run")
+    runs: list[Experiment] = []
+    for seed in matrix.seeds:  # by seed first: whatever time there is, the comparison is whole up to some seed
+        for algorithm in names or {"": type(common.algorithm).__name__.lower()}:
+            for supervision in matrix.supervisions:
+                numbers = [None] if matrix.num_domains is None or supervision == "base" else matrix.num_domains
+                for number in numbers:
+                    words = [names.get(algorithm) or type(common.algorithm).__name__.lower(), supervision]
+                    words += [] if number is None else [f"m{number}"]
+                    chosen = [f"--algorithm={algorithm}"] if algorithm else []
+                    last = [f"--supervision={supervision}", f"--seed_everything={seed}"]
+                    last += [] if number is None else [f"--num_domains={number}"]
+                    run = parse([*_after_configs(args, chosen), *last])
+                    name = "-".join([*words, f"seed{seed}"])
+                    logger = in_group(run.logger, folder.name, f"{type(run.data).__name__.lower()}-{name}")
+                    run = replace(run, run_dir=str(folder / name), logger=logger)
+                    if as_dict(run.data) == as_dict(common.data):
+                        run = replace(run, data=common.data)  # images are loaded once
+                    runs.append(run)
+    for run in runs:
+        _check_what_is_there(folder, run)
+    return folder, runs
+
+
+def _after_configs(args: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """Put arguments behind the last config, so that they change what it says, and all other arguments change them."""
+    split = _end_of_configs(args)
+    return [*args[:split], *chosen, *args[split:]]
+
+
+def _end_of_configs(args: Sequence[str]) -> int:
+    ends = [place + (1 if "=" in arg else 2) for place, arg in enumerate(args) if arg.partition("=")[0] == "--config"]
+    return max(ends, default=0)
+
+
+def _config_name(args: Sequence[str]) -> str:
+    """Return the name of the last config, without folder and ending; nothing if there is none."""
+    end = _end_of_configs(args)
+    return Path(args[end - 1].removeprefix("--config=")).stem if 0 < end <= len(args) else ""
+
+
+def _check_what_is_there(folder: Path, run: Experiment) -> None:
+    """Refuse to go on with a run, or to take up a discovery, of other settings."""
+    target, shared = Path(str(run.run_dir)), _shared(folder, run)
+    try:
+        if (target / CONFIG).is_file():
+            check_same(run, target)
+        elif run.supervision != "base" and run.discovery is None and (shared / DISCOVERY).is_file():
+            check_updates(run, shared)
+    except StorageError:  # damaged: a failure of that run, not of the suite
+        return
+    except InputError as error:
+        raise InputError(f"{error} Another --run_dir is another suite.") from error
+
+
+def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None = None) -> list[Outcome]:
+    """Run all that is not finished yet; one that fails does not keep the others from being run.
+
+    Args:
+        folder: the suite's folder.
+        runs: the settings of its runs.
+        display: where progress is shown; nothing is shown if not given.
+    """
+    display = display or Display()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Expected --run_dir to be writable but got {folder}: {error}.") from error
+    lock = lock_run(folder)
+    try:
+        left = [run for run in runs if not _is_finished(run)]
+        if len(left) < len(runs):
+            display.say(f"{len(runs) - len(left)} of {len(runs)} runs are finished")
+        failures: dict[str, str] = {}
+        for number, run in enumerate(left, start=1):
+            name = Path(str(run.run_dir)).name
+            display.run(number, len(left), name)
+            try:
+                fit(replace(run, resume="auto", discovery=_discovery(folder, run, display)), display)
+            except Exception as error:  # whatever a user's algorithm, network or data raises
+                reason = f"{'' if isinstance(error, InputError) else type(error).__name__ + ': '}{error}"
+                failures[name] = " ".join(reason.split()) or "no reason was given"
+                display.say(f"{name} failed: {failures[name]}")
+        return [
+            Outcome(target.name, target, failures.get(target.name, ""))
+            for target in (Path(str(run.run_dir)) for run in runs)
+        ]
+    finally:
+        lock.close()
+
+
+def _is_finished(run: Experiment) -> bool:
+    """Return whether a run has left all that it leaves; its curves come last."""
+    folder = Path(str(run.run_dir))
+    try:
+        return (folder / CURVES).is_file() and last_round(folder) >= run.rounds
+    except StorageError:  # damaged: it will say so
+        return False
+
+
+def _shared(folder: Path, run: Experiment) -> Path:
+    return folder / DISCOVERIES / f"seed{run.seed_everything}"
+
+
+def _discovery(folder: Path, run: Experiment, display: Display) -> str | None:
+    """Return the folder of the discovery that all runs of a seed share, which is made if it is not there."""
+    if run.supervision == "base" or run.discovery is not None:
+        return run.discovery
+    shared = _shared(folder, run)
+    if not (shared / DISCOVERY).is_file():
+        if shared.is_dir():  # one that was cut off, if there is nothing else in it
+            ours = {CONFIG, VECTORS, DISCOVERY_FIGURE}
+            strange = [file.name for file in shared.iterdir() if file.name not in ours and not is_aside(file.name)]
+            require(not strange, "--run_dir", f"without files of others in {shared}", ", ".join(strange))
+            shutil.rmtree(shared)
+        discover(replace(run, run_dir=str(shared)), display)
+    return str(shared)
