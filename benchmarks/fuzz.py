@@ -99,7 +99,6 @@ OPTIONS: dict[str, list[str]] = {
     "--algorithm.alpha": ["0", "1e-30", "1e30"],
     "--algorithm.init_args": ["{alpha: 1}", "{}", "[1]"],
     "--algorithm.init_args.mu": ["1"],
-    "--presets": ["{FedAvg: {weighting: uniform}}", "{FedAvg: 1}", "[]"],
     "--supervision": ["base", "hard", "graded", "random", "BASE"],
     "--num_domains": ["1", "4", "5"],
     "--alpha": ["0.5", "1", "1e-30"],

@@ -91,9 +91,6 @@ def test_bad_config_files(capsys: pytest.CaptureFixture[str]) -> None:
     for text, named in (("round: 3\n", "round"), ("rounds: [\n", "mine.yaml"), ("- 1\n- 2\n", "mine.yaml")):
         Path("mine.yaml").write_text(text)
         assert named in bad(capsys, "fit", "--config", "mine.yaml")
-    for text in ("presets: 3\n", "presets: {FedProx: 3}\n"):
-        Path("mine.yaml").write_text(text)
-        assert "presets" in bad(capsys, "fit", "--config", "mine.yaml", "--algorithm", "FedProx")
 
 
 def test_a_missing_class_and_a_broken_image(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:

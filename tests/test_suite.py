@@ -33,7 +33,7 @@ def names(runs: Sequence[Experiment]) -> list[str]:
 
 
 def test_plan() -> None:
-    """Seeds first, and a baseline once, whatever M is tried; presets of a config are taken up."""
+    """Seeds first, and a baseline once, whatever M is tried."""
     matrix = Matrix(("FedAvg", "FedDC"), ("base", "graded"), (0, 1), (2, 3))
     folder, runs = plan(parse, ["--config", "pacs_b", "--run_dir", "suite"], matrix)
     assert folder == Path("suite")

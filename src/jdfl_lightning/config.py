@@ -21,7 +21,7 @@ from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.clusters import Criterion
 from jdfl_lightning.clustering.sketch import BLOCKS
 from jdfl_lightning.core.errors import InputError, did_you_mean, require, require_types
-from jdfl_lightning.core.files import parse_settings, read_settings, write_whole
+from jdfl_lightning.core.files import read_settings, write_whole
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.joint import Score
 from jdfl_lightning.models import LAYER_SUBSETS
@@ -99,8 +99,6 @@ class Experiment:
     """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
     algorithm: Algorithm = field(default_factory=FedAvg)
     """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
-    presets: dict[str, dict[str, float | str]] = field(default_factory=dict)
-    """Hyper-parameters that an algorithm takes when --algorithm names it after this config: {name: {option: value}}."""
     supervision: Supervision = "random"
     """base: the optimizer alone, C outputs. hard, graded, random: joint head of M x C outputs with such targets."""
     num_domains: int | None = None
@@ -332,7 +330,7 @@ def _with_config_files(args: Sequence[str]) -> list[str]:
     """Join every option with its value, and replace names of configs by their files."""
     joined: list[str] = []
     for arg in args:
-        if joined and joined[-1] in ("--config", "--algorithm", "--algorithm.class_path", "--resume", "--trust"):
+        if joined and joined[-1] in ("--config", "--resume", "--trust"):
             joined[-1] += f"={arg}"
         else:
             joined.append(arg)
@@ -354,41 +352,6 @@ def _is_trusted(args: Sequence[str]) -> bool:
     return bool(given) and given[-1].lower() == "true"
 
 
-def _settings_of(config: str) -> dict[str, Any]:
-    """Return the settings that a --config argument stands for: a file, or the settings themselves."""
-    return parse_settings(config) if "\n" in config else read_settings(Path(config), aliases=True)
-
-
-def _with_presets(args: Sequence[str]) -> list[str]:
-    """Follow the choice of an algorithm by what the configs so far preset for it; what is set explicitly wins."""
-    presets: dict[str, dict[str, Any]] = {}
-    completed: list[str] = []
-    current = ""
-    for arg in args:
-        completed.append(arg)
-        option, _, value = arg.partition("=")
-        chosen = ""
-        explicit: dict[str, Any] = {}
-        if option == "--config":
-            settings = _settings_of(value)
-            found = settings.get("presets") or {}
-            if not isinstance(found, dict) or not all(isinstance(options, dict) for options in found.values()):
-                raise InputError(f"Expected presets in {value} to be of the form {{FedDC: {{alpha: 0.1}}}}.")
-            presets |= found
-            algorithm = settings.get("algorithm")
-            algorithm = {"class_path": algorithm} if isinstance(algorithm, str) else algorithm
-            if isinstance(algorithm, dict):
-                chosen, explicit = str(algorithm.get("class_path", "")), algorithm.get("init_args") or {}
-        elif option in ("--algorithm", "--algorithm.class_path"):
-            chosen = value
-        chosen = chosen.rpartition(".")[2]
-        if chosen and chosen != current:
-            current = chosen
-            options = presets.get(chosen, {})
-            completed += [f"--algorithm.{name}={options[name]}" for name in options if name not in explicit]
-    return completed
-
-
 def parse_experiment(program: str, args: Sequence[str]) -> Experiment:
     """Turn command-line arguments into settings; raise an `InputError` that names what is wrong.
 
@@ -396,7 +359,7 @@ def parse_experiment(program: str, args: Sequence[str]) -> Experiment:
         program: name of the command in help texts.
         args: the arguments; what comes later overrides what comes before.
     """
-    args = _with_presets(_with_config_files(args))
+    args = _with_config_files(args)
     parser = make_parser(program)
     try:
         settings = parser.instantiate(parser.parse_args(args))

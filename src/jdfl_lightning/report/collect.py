@@ -26,7 +26,6 @@ _NO_RUNS_INSIDE = ("wandb", "checkpoints", "clients", "discovery")
 _FREE = (
     "seed_everything",
     "supervision",
-    "presets",
     "discovery",
     "checkpoint",
     "backend",

@@ -40,7 +40,6 @@ _FREE = (
     "discovery",
     "backend",
     "logger",
-    "presets",
     "run_dir",
     "resume",
     "trainer.accelerator",

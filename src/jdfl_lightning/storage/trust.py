@@ -27,7 +27,7 @@ _NETWORKS = "jdfl_lightning.models."
 """Where this package's backbones are; torchvision's go by short names, as its functions may download weights."""
 _CLASSES = ("data", "algorithm")
 """Settings whose value is a class with its arguments."""
-_NOT_TAKEN = ("backend", "logger", "discovery", "run_dir", "resume", "presets")
+_NOT_TAKEN = ("backend", "logger", "discovery", "run_dir", "resume")
 """Settings that say where a run works and writes, or that may be anything: those from elsewhere are not used."""
 _SIGNATURE = re.compile(rb"# signature: ([0-9a-f]{64})\n")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
