@@ -152,8 +152,8 @@ def test_names_that_belong_to_no_known_package(
 ) -> None:
     from_elsewhere(own_run, monkeypatch, tmp_path, **settings)
     with pytest.raises(InputError, match="--trust true"):
-        settings_to_use(own_run, False, as_dict(Experiment()))
-    assert settings_to_use(own_run, True, as_dict(Experiment()))
+        settings_to_use(own_run, False, as_dict(Experiment()), ())
+    assert settings_to_use(own_run, True, as_dict(Experiment()), ())
 
 
 @pytest.mark.parametrize(

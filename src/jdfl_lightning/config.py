@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,9 @@ from jdfl_lightning.clustering.clusters import Criterion
 from jdfl_lightning.clustering.sketch import BLOCKS
 from jdfl_lightning.core.errors import InputError, did_you_mean, require, require_types
 from jdfl_lightning.core.files import read_settings, write_whole
+from jdfl_lightning.core.settings import declared_settings, setting
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
+from jdfl_lightning.data.base import PLACES
 from jdfl_lightning.joint import Score
 from jdfl_lightning.models import LAYER_SUBSETS
 from jdfl_lightning.storage.trust import CONFIG, settings_to_use, sign
@@ -35,22 +37,22 @@ Supervision = Literal["base", "hard", "graded", "random"]
 class Clustering:
     """Phase 1: how pseudo-domains are discovered."""
 
-    epochs: int = 3
+    epochs: int = setting(3, phase_1=True)
     """E_0, local epochs from theta_0 whose update is looked at."""
-    batch_size: int | None = None
+    batch_size: int | None = setting(None)
     """Images in a batch of Phase 1; null for that of the training."""
-    layers: str | list[str] = "B"
+    layers: str | list[str] = setting("B", phase_1=True)
     """Parameters to look at: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
-    criterion: Criterion = "elbow"
+    criterion: Criterion = setting("elbow")
     """How M is chosen if num_domains is not given: elbow or silhouette. With fewer than 4 clients, or where no elbow is
     visible, the silhouette decides."""
-    max_domains: int = 10
+    max_domains: int = setting(10)
     """The largest M to try."""
-    fraction: float = 1.0
+    fraction: float = setting(1.0, phase_1=True, in_paper=False)
     """Share of the clients that take part in Phase 1, in (0, 1]; others get a pseudo-domain when they first train."""
-    sketch_dim: int | None = None
+    sketch_dim: int | None = setting(None, phase_1=True, in_paper=False)
     """Length of the random sketch that a client sends instead of its update vector (1024, say); null for the vector."""
-    newcomers: Literal["nearest", "update"] = "nearest"
+    newcomers: Literal["nearest", "update"] = setting("nearest", in_paper=False)
     """How a client that was not in Phase 1 gets its pseudo-domain: by the nearest centroid; update: which it moves."""
 
     def __post_init__(self) -> None:
@@ -73,11 +75,11 @@ class Clustering:
 class Checkpointing:
     """What is kept so that a run can be continued."""
 
-    every: int = 1
+    every: int = setting(1, role="output")
     """Rounds from one checkpoint to the next; the last round always has one."""
-    keep: int = 2
+    keep: int = setting(2, role="output")
     """Checkpoints to keep: the newest, and those before it in case that it is damaged."""
-    reset_damaged_clients: bool = False
+    reset_damaged_clients: bool = setting(False, role="output")
     """Let a client whose saved state is damaged start afresh, instead of ending the run."""
 
     def __post_init__(self) -> None:
@@ -90,64 +92,64 @@ class Checkpointing:
 class Experiment:
     """A federated run."""
 
-    seed_everything: int = 0
+    seed_everything: int = setting(0, phase_1=True)
     """Seed of everything random: initialisation, split, sampling, shuffling, random targets."""
-    data: DomainDataModule = field(default_factory=lambda: DigitsDomains(size=16))
+    data: DomainDataModule = setting(factory=lambda: DigitsDomains(size=16), phase_1=True)
     """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, SiteFolders, or your own subclass of
     DomainDataModule."""
-    backbone: str = "PaperCNN"
+    backbone: str = setting("PaperCNN", phase_1=True)
     """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
-    algorithm: Algorithm = field(default_factory=FedAvg)
+    algorithm: Algorithm = setting(factory=FedAvg)
     """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
-    supervision: Supervision = "random"
+    supervision: Supervision = setting("random")
     """base: the optimizer alone, C outputs. hard, graded, random: joint head of M x C outputs with such targets."""
-    num_domains: int | None = None
+    num_domains: int | None = setting(None)
     """M, the number of pseudo-domains; null to choose it by clustering.criterion."""
-    alpha: float | None = None
+    alpha: float | None = setting(None)
     """Mass of graded targets on the own pseudo-domain, in (0, 1]; null for 0.55 if M <= 5 and 0.45 if more."""
-    tau: float = 0.1
+    tau: float = setting(0.1)
     """Temperature of graded targets over the similarities of pseudo-domains, above 0."""
-    phi: float = 1.0
+    phi: float = setting(1.0)
     """Mass of random targets on the drawn pseudo-domain, in [0, 1]."""
-    score: Score = "max"
+    score: Score = setting("max", in_paper=False)
     """How a class is predicted in evaluations: max, by the largest of its M outputs (the paper), or sum, by its joint
     probabilities summed over the pseudo-domains. Training does not depend on it."""
-    rounds: int = 25
+    rounds: int = setting(25, role="length")
     """T, communication rounds."""
-    client_fraction: float = 0.5
+    client_fraction: float = setting(0.5)
     """Share of the clients that take part in a round, in (0, 1]."""
-    epochs: int = 5
+    epochs: int = setting(5)
     """E, local epochs of a participant."""
-    batch_size: int = 32
+    batch_size: int = setting(32)
     """Images in a local batch."""
-    lr: float = 0.05
+    lr: float = setting(0.05, phase_1=True)
     """Learning rate of local SGD."""
-    momentum: float = 0.0
+    momentum: float = setting(0.0, phase_1=True)
     """Momentum of local SGD; every fit starts with a fresh optimizer."""
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, phase_1=True)
     """Weight decay of local SGD."""
-    evaluate_every: int = 1
+    evaluate_every: int = setting(1, role="length", in_paper=False)
     """Rounds from one evaluation to the next; the last round is always evaluated."""
-    max_update_norm: float | None = None
+    max_update_norm: float | None = setting(None, in_paper=False)
     """Refuse an update that is longer than this many times the median of its round; null to refuse none."""
-    min_clients: int = 1
+    min_clients: int = setting(1, in_paper=False)
     """Clients whose answers a round needs; with fewer it is void and repeated, with clients drawn anew."""
-    checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    checkpoint: Checkpointing = setting(factory=Checkpointing, group=True)
     """What is kept so that a run can be continued."""
-    clustering: Clustering = field(default_factory=Clustering)
+    clustering: Clustering = setting(factory=Clustering, group=True)
     """Phase 1: how pseudo-domains are discovered."""
-    discovery: str | None = None
+    discovery: str | None = setting(None, role="place")
     """Folder of a run, or of `discover`, whose Phase 1 is taken up instead of repeated; M may be another one."""
-    backend: Backend = field(default_factory=PoolBackend)
+    backend: Backend = setting(factory=PoolBackend, role="place")
     """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other) or
     RayBackend (on a cluster)."""
-    trainer: TrainerOptions = field(default_factory=TrainerOptions)
+    trainer: TrainerOptions = setting(factory=TrainerOptions, group=True)
     """Options of the Lightning Trainer that every fit uses."""
-    logger: WandbRounds | Logger | bool = False
+    logger: WandbRounds | Logger | bool = setting(False, role="output")
     """false, true for Weights & Biases (WandbRounds), or any Lightning logger; metrics.csv is written in any case."""
-    run_dir: str | None = None
+    run_dir: str | None = setting(None, role="output")
     """Folder of the run, new or empty; null for a new one in runs/."""
-    resume: str | None = None
+    resume: str | None = setting(None, role="place")
     """Continue a run: its folder, or a file in its checkpoints/; auto for the newest run of these settings, if any."""
 
     def __post_init__(self) -> None:
@@ -202,6 +204,12 @@ class Experiment:
             f"seed{self.seed_everything}",
         )
         return "-".join(parts).lower()
+
+
+def free_settings() -> tuple[str, ...]:
+    """Return the dotted names of the settings that may change when a run is resumed: they alter no round's numbers."""
+    free = [setting.name for setting in declared_settings(Experiment) if setting.role != "result"]
+    return (*free, *(f"data.init_args.{name}" for name in PLACES))
 
 
 _PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path)
@@ -318,11 +326,9 @@ def settings_argument(folder: Path, trust: bool, without: Sequence[str] = ()) ->
         trust: whether the user trusts it, whoever made it.
         without: names of settings to leave out.
     """
-    settings = {
-        name: value
-        for name, value in settings_to_use(folder, trust, as_dict(Experiment())).items()
-        if name not in without
-    }
+    places = [setting.name for setting in declared_settings(Experiment) if setting.role in ("place", "output")]
+    usable = settings_to_use(folder, trust, as_dict(Experiment()), places)
+    settings = {name: value for name, value in usable.items() if name not in without}
     return f"--config={yaml.safe_dump(settings, sort_keys=False)}"
 
 

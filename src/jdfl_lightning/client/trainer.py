@@ -20,6 +20,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import CPUAccelerator
 
 from jdfl_lightning.core.errors import InputError, require, require_types
+from jdfl_lightning.core.settings import setting
 
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning")
 
@@ -28,15 +29,17 @@ _LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning")
 class TrainerOptions:
     """What of Lightning's Trainer is the user's; the rest (epochs, logger, bars, checkpoints) is the federation's."""
 
-    accelerator: str = "auto"
+    accelerator: str = setting("auto", role="place")
     """Lightning's accelerator: auto, cpu, gpu, mps."""
-    devices: int | str = 1
+    devices: int | str = setting(1, role="place")
     """The device that clients train on: 1 for any, or the index of a GPU as "[0]"."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true"] = "32-true"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true"] = setting(
+        "32-true", phase_1=True, in_paper=False
+    )
     """Lightning's precision."""
-    gradient_clip_val: float | None = None
+    gradient_clip_val: float | None = setting(None, phase_1=True, in_paper=False)
     """Clip the norm of the gradients at this value, after an algorithm has corrected them; null for no clipping."""
-    deterministic: bool = False
+    deterministic: bool = setting(False)
     """Ask torch for deterministic kernels on a GPU; on the CPU runs are reproducible either way."""
 
     def __post_init__(self) -> None:

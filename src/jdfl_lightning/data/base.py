@@ -21,6 +21,10 @@ Progress = Callable[[str, int, int], None]
 """Called with (what, done, total) while something long goes on."""
 
 
+PLACES = ("root", "roots", "download")
+"""Names of arguments of a data module that say where its images are, and not which they are."""
+
+
 def no_progress(what: str, done: int, total: int) -> None:
     """Show nothing."""
 

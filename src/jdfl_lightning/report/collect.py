@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.storage.checkpoint import Checkpoints, read_header
-from jdfl_lightning.storage.folder import DIAGNOSIS, DISCOVERY, METRICS, Run, flat_settings, read_run
+from jdfl_lightning.storage.folder import DIAGNOSIS, DISCOVERY, METRICS, Run, read_run
 from jdfl_lightning.storage.trust import CONFIG
 
 Value: TypeAlias = str | int | float | bool | None

@@ -12,10 +12,11 @@ from matplotlib.image import AxesImage
 from rich.table import Table
 
 from jdfl_lightning.core.errors import StorageError
+from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.report import published
 from jdfl_lightning.report.run import new_figure
 from jdfl_lightning.storage.findings import Finding, read_findings
-from jdfl_lightning.storage.folder import flat_settings, save_figure
+from jdfl_lightning.storage.folder import save_figure
 from jdfl_lightning.storage.trust import saved_settings
 
 Grid = dict[tuple[int, int, str], float]

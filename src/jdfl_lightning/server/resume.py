@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from jdfl_lightning.clustering.updates import Updates
-from jdfl_lightning.config import Experiment, as_dict, run_of
+from jdfl_lightning.config import Experiment, as_dict, free_settings, run_of
 from jdfl_lightning.core.errors import InputError, Note, StorageError, plain, require
+from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
 from jdfl_lightning.core.tensors import Record
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
@@ -24,7 +25,6 @@ from jdfl_lightning.storage.folder import (
     RUNS,
     digest_discovery,
     digest_metrics,
-    flat_settings,
     forget_rounds,
     last_round,
     load_discovery,
@@ -33,44 +33,11 @@ from jdfl_lightning.storage.folder import (
 )
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
 
-_FREE = (
-    "rounds",
-    "evaluate_every",
-    "checkpoint",
-    "discovery",
-    "backend",
-    "logger",
-    "run_dir",
-    "resume",
-    "trainer.accelerator",
-    "trainer.devices",
-    "data.init_args.root",
-    "data.init_args.roots",
-    "data.init_args.download",
-)
-"""Settings that may change: they do not alter the rounds that are over. The images may have moved, not changed."""
-
-_PHASE_1 = (
-    "seed_everything",
-    "data",
-    "backbone",
-    "lr",
-    "momentum",
-    "weight_decay",
-    "trainer.precision",
-    "trainer.gradient_clip_val",
-    "clustering.epochs",
-    "clustering.layers",
-    "clustering.fraction",
-    "clustering.sketch_dim",
-)
-"""Settings that decide what clients send in Phase 1, beside its batch size."""
-
 
 def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a continued run must share, by their dotted names."""
-    free = tuple(f"{name}." for name in _FREE)
-    return {key: value for key, value in flat_settings(settings) if not f"{key}.".startswith(free)}
+    """Return the settings that a resumed run must share, by their dotted names: those that alter a round's numbers."""
+    flat = dict(flat_settings(settings))
+    return {key: value for key, value in flat.items() if key not in chosen(flat, free_settings())}
 
 
 def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, why: str) -> None:
@@ -95,10 +62,9 @@ def check_same(experiment: Experiment, folder: Path) -> None:
 
 def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what clients send in Phase 1, by their dotted names."""
-    names = tuple(f"{name}." for name in _PHASE_1)
-    chosen = {key: value for key, value in fixed_settings(settings).items() if f"{key}.".startswith(names)}
+    names = tuple(declared.name for declared in declared_settings(Experiment) if declared.phase_1)
     batch_size = (settings.get("clustering") or {}).get("batch_size") or settings.get("batch_size")
-    return chosen | {"clustering.batch_size": batch_size}
+    return chosen(fixed_settings(settings), names) | {"clustering.batch_size": batch_size}
 
 
 def check_updates(experiment: Experiment, folder: Path) -> None:

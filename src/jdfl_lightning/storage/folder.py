@@ -8,7 +8,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -344,19 +344,6 @@ def _check_vectors(clients: torch.Tensor, vectors: torch.Tensor, centroids: torc
         raise ValueError(f"{VECTORS} has no vector for each client")
     if not all(part.dtype == torch.float32 and part.isfinite().all() for part in (vectors, centroids)):
         raise ValueError(f"{VECTORS} has vectors that are not finite, or not of {torch.float32}")
-
-
-def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Give the settings of a config one by one, with their dotted names.
-
-    >>> dict(flat_settings({"lr": 0.1, "data": {"class_path": "PACS", "init_args": {"size": 8}}}))
-    {'lr': 0.1, 'data.class_path': 'PACS', 'data.init_args.size': 8}
-    """
-    if isinstance(settings, dict) and settings:
-        for key, value in settings.items():
-            yield from flat_settings(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, settings
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ _NETWORKS = "jdfl_lightning.models."
 """Where this package's backbones are; torchvision's go by short names, as its functions may download weights."""
 _CLASSES = ("data", "algorithm")
 """Settings whose value is a class with its arguments."""
-_NOT_TAKEN = ("backend", "logger", "discovery", "run_dir", "resume")
-"""Settings that say where a run works and writes, or that may be anything: those from elsewhere are not used."""
 _SIGNATURE = re.compile(rb"# signature: ([0-9a-f]{64})\n")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -143,19 +141,24 @@ def saved_settings(folder: Path) -> dict[str, Any]:
     return _read(folder)[0]
 
 
-def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any]) -> dict[str, Any]:
+def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]:
     """Return the settings of a run folder that may be used; raise an `InputError` that names what would be imported.
 
     Args:
         folder: the run folder.
         trust: whether the user trusts it, whoever made it.
         known: all settings that there are, with their defaults.
+        places: names of those that say where a run works and what it writes: from elsewhere they are not used.
     """
     settings, own = _read(folder)
     if trust or own:
         return settings
-    for name in _NOT_TAKEN:
-        settings.pop(name, None)
+    for name in places:
+        group, _, inner = name.partition(".")
+        if not inner:
+            settings.pop(group, None)
+        elif isinstance(members := settings.get(group), dict):
+            members.pop(inner, None)
     data = settings.get("data")
     if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
         arguments.pop("download", None)

@@ -1,0 +1,50 @@
+"""Every setting says on its field what it is for; whoever compares settings reads it there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jdfl_lightning.config import Experiment, as_dict, free_settings
+from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
+from jdfl_lightning.data import PACS
+from jdfl_lightning.server.resume import fixed_settings
+
+DECLARED = {setting.name: setting for setting in declared_settings(Experiment)}
+
+
+def test_every_setting_is_declared_once() -> None:
+    """All that a config can say belongs to a declared setting, and all that is declared can be said."""
+    flat = dict(flat_settings(as_dict(Experiment())))
+    assert [name for name in flat if name not in chosen(flat, tuple(DECLARED))] == []
+    assert [name for name in DECLARED if not chosen(flat, (name,))] == []
+
+
+def test_what_may_change_on_resume() -> None:
+    """The rest alters a round's numbers; where images are is no such thing, which images they are is one."""
+    assert set(free_settings()) == {
+        *("rounds", "evaluate_every", "discovery", "backend", "logger", "run_dir", "resume"),
+        *("checkpoint.every", "checkpoint.keep", "checkpoint.reset_damaged_clients"),
+        *("trainer.accelerator", "trainer.devices"),
+        *("data.init_args.root", "data.init_args.roots", "data.init_args.download"),
+    }
+    before, after = (fixed_settings(as_dict(Experiment(data=PACS(root)))) for root in ("a", "b"))
+    assert before == after
+    assert before["data.init_args.size"] == 112
+    assert before != fixed_settings(as_dict(Experiment(data=PACS("a", size=64))))
+
+
+def test_what_decides_phase_1() -> None:
+    """A discovery can be reused by a run with another algorithm, supervision or number of epochs."""
+    assert {name for name, setting in DECLARED.items() if setting.phase_1} == {
+        *("seed_everything", "data", "backbone", "lr", "momentum", "weight_decay"),
+        *("trainer.precision", "trainer.gradient_clip_val"),
+        *("clustering.epochs", "clustering.layers", "clustering.fraction", "clustering.sketch_dim"),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name, setting in DECLARED.items() if not setting.in_paper])
+def test_beyond_the_paper_is_off_by_default(name: str) -> None:
+    flat: dict[str, Any] = dict(flat_settings(as_dict(Experiment())))
+    assert DECLARED[name].default == flat[name]
