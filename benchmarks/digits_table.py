@@ -25,7 +25,7 @@ def run(folder: Path, arguments: list[str], threads: int) -> None:
         return
     if folder.exists():
         folder.rename(folder.with_name(f"{folder.name}.unfinished-{os.getpid()}"))
-    command = [sys.executable, "-m", "jdfl_lightning.cli", "fit", "--run_dir", str(folder), *arguments]
+    command = [sys.executable, "-m", "jdfl_lightning", "fit", "--run_dir", str(folder), *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
     print(f"done: {folder}", file=sys.stderr, flush=True)
 

@@ -45,7 +45,7 @@ def main() -> None:
 
         def first_step(*more: str) -> float:
             begin = time.time()
-            command = [sys.executable, "-m", "jdfl_lightning.cli", "fit", *arguments, *more]
+            command = [sys.executable, "-m", "jdfl_lightning", "fit", *arguments, *more]
             with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
                 assert process.stdout is not None
                 for line in process.stdout:

@@ -30,7 +30,7 @@ from mkdocs.structure.pages import Page
 import jdfl_lightning
 from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.backends import Backend
-from jdfl_lightning.cli import COMMANDS, PROGRAM, main
+from jdfl_lightning.cli import COMMANDS, PROGRAM, main, summary
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.federation.server import SitesBackend
@@ -49,7 +49,7 @@ def commands() -> str:
     """Return the help of every command."""
     parts = [f"```text\n{_help()}\n```"]
     for name, command in COMMANDS.items():
-        parts.append(f"## {name}\n\n{str(command.__doc__).strip()}.\n\n```text\n{_help(name)}\n```")
+        parts.append(f"## {name}\n\n{summary(command)}.\n\n```text\n{_help(name)}\n```")
     return "\n\n".join(parts)
 
 

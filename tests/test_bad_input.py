@@ -465,7 +465,7 @@ def test_sigterm_saves_and_ends(backend: list[str]) -> None:
     ]
     arguments += ["--client_fraction", "1", "--backbone", "helpers.tiny_net", "--checkpoint.every", "50", *backend]
     arguments += ["--algorithm", "test_bad_input.Waiting", "--algorithm.folder", str(Path.cwd())]
-    command = [sys.executable, "-u", "-m", "jdfl_lightning.cli", "fit", *arguments, "--run_dir", "cut"]
+    command = [sys.executable, "-u", "-m", "jdfl_lightning", "fit", *arguments, "--run_dir", "cut"]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
@@ -487,7 +487,7 @@ def test_sigterm_saves_and_ends(backend: list[str]) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     for rest in (["--resume", "cut"], [*arguments, "--run_dir", "whole"]):
-        subprocess.run([sys.executable, "-m", "jdfl_lightning.cli", "fit", *rest], env=environment, check=True)
+        subprocess.run([sys.executable, "-m", "jdfl_lightning", "fit", *rest], env=environment, check=True)
     assert contents("cut") == contents("whole")
 
 

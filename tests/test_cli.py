@@ -18,7 +18,7 @@ from rich.console import Console
 
 from helpers import experiment
 from jdfl_lightning import fit
-from jdfl_lightning.cli import main
+from jdfl_lightning.cli import COMMANDS, main
 from jdfl_lightning.ui.display import LiveDisplay, PlainDisplay, open_display
 
 QUICK = ["--data.size", "8", "--data.num_clients", "4", "--rounds", "2", "--epochs", "1", "--clustering.epochs", "1"]
@@ -112,6 +112,13 @@ def test_a_missing_class_and_a_broken_image(image_tree: Path, capsys: pytest.Cap
         (["predict", "--run", "nowhere", "x.png"], "nowhere"),
         (["predict", "--run", "nowhere"], "IMAGES"),
         (["predict", "--run", "nowhere", "--score", "mean", "x.png"], "--score"),
+        (["predcit", "--run", "nowhere", "x.png"], "Did you mean 'predict'?"),
+        (["predict", "--run", "nowhere", "--weights", "bset", "x.png"], "Did you mean 'best'?"),
+        (["suite", "--seeds", "0,x"], "--seeds to be numbers such as 0,1,2 or 2..7 but got '0,x'"),
+        (["diagnose", "--max_epochs", "0"], "--max_epochs"),
+        (["report"], "RUNS"),
+        (["fit", "--config=\n"], "--config"),
+        (["fit", "--lr", "9" * 400], "too large"),
     ],
 )
 def test_bad_input_to_other_commands(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,18 +131,24 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(command in out for command in ("fit", "test", "predict", "report"))
     assert main([]) == 2
     assert main(["--version"]) == 0
-    for command in ("fit", "test", "predict", "report"):
+    texts = {}
+    for command in COMMANDS:
         with pytest.raises(SystemExit) as done:
             main([command, "--help"])
         assert done.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for sentence in (
+        texts[command] = " ".join(capsys.readouterr().out.split())
+    settings = [
         "Learning rate of local SGD.",
         "E_0, local epochs from theta_0 whose update is looked at.",
-        "M, the number of pseudo-domains",
         "Lightning's precision.",
-    ):
-        assert sentence in text
+    ]
+    for command in ("fit", "discover", "diagnose", "suite"):
+        assert all(sentence in texts[command] for sentence in settings)
+    assert "M, the number of pseudo-domains" in texts["fit"]
+    assert "Numbers of pseudo-domains to try, such as 2..7" in texts["suite"]
+    assert "Batch sizes to try." in texts["diagnose"]
+    assert "Their folder, if they have moved since the run." in texts["test"]
+    assert "Image files, or folders of them." in texts["predict"]
 
 
 def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +163,7 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
 def test_screen_of_a_real_process(tmp_path: Path) -> None:
     """Not a terminal: plain lines, one a round, and nothing from the inner Trainers or any library."""
     done = subprocess.run(
-        [sys.executable, "-m", "jdfl_lightning.cli", "fit", *QUICK, "--run_dir", "run"],
+        [sys.executable, "-m", "jdfl_lightning", "fit", *QUICK, "--run_dir", "run"],
         capture_output=True,
         text=True,
         env=os.environ | {"COLUMNS": "100"},
@@ -241,7 +254,7 @@ def test_live_display() -> None:
 def test_interrupt_ends_with_130() -> None:
     """A second SIGINT in the middle of a fit, which Lightning would answer by leaving the process with 1."""
     arguments = ["--data.size", "8", "--data.num_clients", "4", "--epochs", "200", "--supervision", "base"]
-    command = [sys.executable, "-u", "-m", "jdfl_lightning.cli", "fit", *arguments, "--run_dir", "run"]
+    command = [sys.executable, "-u", "-m", "jdfl_lightning", "fit", *arguments, "--run_dir", "run"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "run folder: run\n"
@@ -257,7 +270,7 @@ def test_interrupt_ends_with_130() -> None:
 def test_a_closed_pipe_is_no_error() -> None:
     fit(experiment(run_dir="run", rounds=1, supervision="base"))
     Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save("x.png")
-    command = f"{sys.executable} -m jdfl_lightning.cli predict --run run {'x.png ' * 500} | head -1"
+    command = f"{sys.executable} -m jdfl_lightning predict --run run {'x.png ' * 500} | head -1"
     path = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=path)
     assert (done.stdout, done.stderr) == ("image,class,probability,pseudo_domain\n", "")

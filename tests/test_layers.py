@@ -25,7 +25,7 @@ LAYERS = [
     ["report"],
     ["server"],
     ["federation", "studies"],
-    ["cli"],
+    ["cli", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -160,7 +160,7 @@ def test_no_process_and_no_file_is_left(ending: signal.Signals, tmp_path: Path) 
     temporary.mkdir()
     arguments = ["--data.size", "16", "--rounds", "100", "--epochs", "10", "--supervision", "base"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "jdfl_lightning.cli", "fit", *arguments, "--backend.workers", "2"],
+        [sys.executable, "-m", "jdfl_lightning", "fit", *arguments, "--backend.workers", "2"],
         env=os.environ | {"TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -154,7 +154,7 @@ def test_from_the_command_line_with_no_cluster(tmp_path: Path) -> None:
     """Ray is started for the run and ends with it; nothing of it is on the screen."""
     arguments = ["--data.size=8", "--rounds=1", "--epochs=1", "--supervision=base", "--run_dir=run"]
     done = subprocess.run(
-        [sys.executable, "-m", "jdfl_lightning.cli", "fit", *arguments, "--backend=RayBackend", "--backend.actors=1"],
+        [sys.executable, "-m", "jdfl_lightning", "fit", *arguments, "--backend=RayBackend", "--backend.actors=1"],
         capture_output=True,
         text=True,
         env=os.environ | {"RAY_TMPDIR": "/tmp"},

@@ -181,7 +181,7 @@ def test_cost() -> None:
     assert found.up is not None
     assert found.down is not None
     assert (found.rounds.mean, found.up.mean, found.down.mean) == (2.5, 5e6, 2.5e6)
-    lines = [line for line in report("--target", "0.7", "0.95") if line["target"]]
+    lines = [line for line in report("--target", "0.7,0.95") if line["target"]]
     assert [(line["quantity"], float(line["mean"]), line["target"]) for line in lines] == [
         ("rounds", 2.5, "0.7"),
         ("bytes_up", 5e6, "0.7"),

@@ -252,7 +252,7 @@ def test_ctrl_c_ends_after_the_current_client() -> None:
     command = [
         sys.executable,
         "-m",
-        "jdfl_lightning.cli",
+        "jdfl_lightning",
         "fit",
         "--backend",
         "LocalBackend",

@@ -17,7 +17,7 @@ from PIL import Image
 
 import jdfl_lightning
 from jdfl_lightning import Experiment
-from jdfl_lightning.cli import COMMANDS
+from jdfl_lightning.cli import COMMANDS, summary
 from jdfl_lightning.config import as_dict
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ def test_every_command_is_there(site: Path) -> None:
     text = words(site / "commands" / "index.html")
     for name, command in COMMANDS.items():
         assert f"usage: jdfl-lightning {name}" in text
-        assert str(command.__doc__) in text
+        assert summary(command) in text
 
 
 def names(settings: dict[str, Any], prefix: str = "") -> Iterator[str]:

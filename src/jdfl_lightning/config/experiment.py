@@ -1,18 +1,11 @@
-"""The settings of a run: a typed, frozen dataclass that is read from YAML and the command line and written back."""
+"""The settings of a run: typed, frozen dataclasses, each setting with its role."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
-from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
@@ -20,14 +13,12 @@ from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.clusters import Criterion
 from jdfl_lightning.clustering.sketch import BLOCKS
-from jdfl_lightning.core.errors import InputError, did_you_mean, require, require_types
-from jdfl_lightning.core.files import read_settings, write_whole
+from jdfl_lightning.core.errors import require, require_types
 from jdfl_lightning.core.settings import declared_settings, setting
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.data.base import PLACES
 from jdfl_lightning.joint import Score
 from jdfl_lightning.models import LAYER_SUBSETS
-from jdfl_lightning.storage.trust import CONFIG, settings_to_use, sign
 from jdfl_lightning.ui.loggers import WandbRounds
 
 Supervision = Literal["base", "hard", "graded", "random"]
@@ -210,172 +201,3 @@ def free_settings() -> tuple[str, ...]:
     """Return the dotted names of the settings that may change when a run is resumed: they alter no round's numbers."""
     free = [setting.name for setting in declared_settings(Experiment) if setting.role != "result"]
     return (*free, *(f"data.init_args.{name}" for name in PLACES))
-
-
-_PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path)
-
-
-def as_dict(value: Any) -> Any:
-    """Return settings as plain YAML values; an object becomes its ``class_path`` and ``init_args``.
-
-    >>> as_dict(FedAvg())
-    {'class_path': 'jdfl_lightning.algorithms.fedavg.FedAvg', 'init_args': {'weighting': 'samples'}}
-    """
-    if isinstance(value, (Experiment, Clustering, Checkpointing, TrainerOptions)):
-        return {entry.name: as_dict(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
-    if isinstance(value, (list, tuple)):
-        return [as_dict(item) for item in value]
-    if isinstance(value, dict):
-        return {key: as_dict(item) for key, item in value.items()}
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, _PLAIN):
-        return value
-    stored = {name.removeprefix("_"): item for name, item in vars(value).items()}  # no properties: they may do things
-    names = inspect.signature(type(value).__init__).parameters
-    init_args = {name: as_dict(stored[name]) for name in names if isinstance(stored.get(name, ...), _PLAIN)}
-    return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": init_args}
-
-
-def save_config(experiment: Experiment, file: Path) -> None:
-    """Write the complete settings; `fit --config` with this file repeats the run."""
-    settings = as_dict(dataclasses.replace(experiment, run_dir=None, resume=None))
-    write_whole(file, sign(yaml.safe_dump(settings, sort_keys=False).encode()))
-
-
-def shipped_configs() -> dict[str, Path]:
-    """Return the config files that come with the package, by name."""
-    here = Path(__file__).parent
-    for folder in (here / "configs", here.parents[1] / "configs"):  # in a wheel; in a checkout
-        if folder.is_dir():
-            return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
-    return {}
-
-
-def find_config(name: str) -> Path:
-    """Return a config file: a path, or the name of one that comes with the package, with or without ``.yaml``."""
-    shipped = shipped_configs()
-    file = Path(name) if Path(name).is_file() else shipped.get(name.removesuffix(".yaml"))
-    if file is None:
-        raise InputError(f"Expected --config to be a file or one of {', '.join(shipped)} but got {name!r}.")
-    try:
-        read_settings(file, aliases=True)
-    except (OSError, ValueError) as error:
-        raise InputError(f"Expected --config to be a YAML file of settings but {file} is not: {error}.") from error
-    return file
-
-
-def run_of(resume: str) -> Path:
-    """Return the folder of the run that is to be continued: the path itself, or that of the checkpoint in it."""
-    path = Path(resume)
-    folder = path.parent.parent if path.is_file() else path
-    if not (folder / CONFIG).is_file():
-        raise InputError(f"Expected --resume to be the folder of a run or auto but {folder} has no {CONFIG}.")
-    return folder
-
-
-def _explain(message: str) -> str:
-    """Say what jsonargparse found in the words of the command line."""
-    keys = re.findall(r'Parser key "([^"]+)"', message)
-    flag = f"--{'.'.join(keys)}"
-    value = re.search(r"(?:Got|Given) value: (.*)", message)
-    types = [name for name in re.findall(r"Expected a <class '(\w+)'>", message) if name != "NoneType"]
-    choices = re.search(r"Literal\[(.*?)\]", message)
-    unknown = re.search(r"Expected a dot import path string: (.*)", message)
-    extra = re.search(r"class_path '(?:.*\.)?(\w+)':\s+Option '(\w+)' is not accepted", message)
-    if not keys:
-        return message
-    if value and choices:
-        given, known = value[1].strip(), [choice.strip(" '") for choice in choices[1].split(",")]
-        return f"Expected {flag} to be one of {choices[1]} but got {given!r}.{did_you_mean(given, known)}"
-    if value and types:
-        return f"Expected {flag} to be of type {' or '.join(types)} but got {value[1].strip()!r}."
-    if unknown:
-        return f"Expected {flag} to be the name or the import path of a class but got {unknown[1]!r}."
-    if extra:
-        return f"Expected an option of {extra[1]} but it has no {flag}.{extra[2]}."
-    return f"{flag}: {message.rpartition(keys[-1])[2].lstrip(chr(34) + ':')}"
-
-
-def make_parser(program: str) -> ArgumentParser:
-    """Return the parser of a run's settings; the attribute docstrings above are its help."""
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(prog=program, exit_on_error=False, description=Experiment.__doc__)
-    parser.add_argument(
-        "--config",
-        action="config",
-        help="A YAML file, or the name of one that comes with the package; may be repeated.",
-    )
-    parser.add_argument(
-        "--trust",
-        type=bool,
-        default=False,
-        help="With --resume: import whatever classes the run folder names, even if you did not make it here.",
-    )
-    parser.add_class_arguments(Experiment)
-    defaults = as_dict(Experiment())
-    parser.set_defaults({name: defaults[name] for name in ("data", "algorithm", "backend")})
-    return parser
-
-
-def settings_argument(folder: Path, trust: bool, without: Sequence[str] = ()) -> str:
-    """Return the settings of a run folder as a command-line argument, once they were found to be safe to use.
-
-    Args:
-        folder: the run folder.
-        trust: whether the user trusts it, whoever made it.
-        without: names of settings to leave out.
-    """
-    places = [setting.name for setting in declared_settings(Experiment) if setting.role in ("place", "output")]
-    usable = settings_to_use(folder, trust, as_dict(Experiment()), places)
-    settings = {name: value for name, value in usable.items() if name not in without}
-    return f"--config={yaml.safe_dump(settings, sort_keys=False)}"
-
-
-def _with_config_files(args: Sequence[str]) -> list[str]:
-    """Join every option with its value, and replace names of configs by their files."""
-    joined: list[str] = []
-    for arg in args:
-        if joined and joined[-1] in ("--config", "--resume", "--trust"):
-            joined[-1] += f"={arg}"
-        else:
-            joined.append(arg)
-    prefix = "--config="
-    joined[-1:] = [prefix if arg == "--config" else arg for arg in joined[-1:]]  # the last one may have no value
-    files = [
-        f"{prefix}{find_config(arg.removeprefix(prefix))}" if arg.startswith(prefix) and "\n" not in arg else arg
-        for arg in joined
-    ]
-    for arg in joined:
-        if arg.startswith("--resume=") and arg not in ("--resume=auto", "--resume=null"):
-            folder = run_of(arg.removeprefix("--resume="))
-            return [settings_argument(folder, _is_trusted(joined)), *files]
-    return files
-
-
-def _is_trusted(args: Sequence[str]) -> bool:
-    given = [arg.partition("=")[2] for arg in args if arg.partition("=")[0] == "--trust"]
-    return bool(given) and given[-1].lower() == "true"
-
-
-def parse_experiment(program: str, args: Sequence[str]) -> Experiment:
-    """Turn command-line arguments into settings; raise an `InputError` that names what is wrong.
-
-    Args:
-        program: name of the command in help texts.
-        args: the arguments; what comes later overrides what comes before.
-    """
-    args = _with_config_files(args)
-    parser = make_parser(program)
-    try:
-        settings = parser.instantiate(parser.parse_args(args))
-    except ArgumentError as error:
-        raise InputError(_explain(str(error))) from error
-    except InputError:
-        raise
-    except (ValueError, TypeError, ImportError) as error:  # what a class says that was named in the settings
-        raise InputError(str(error)) from error
-    for entry in dataclasses.fields(Experiment):
-        if settings[entry.name] is None and entry.default is not None:
-            raise InputError(f"Expected --{entry.name} to have a value but got null.")
-    return Experiment(**{entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment)})

@@ -1,0 +1,9 @@
+"""The command line: one file for each command, a function whose arguments and docstring are the command's options.
+
+Libraries are imported by the command that needs them.
+"""
+
+from jdfl_lightning.cli.main import COMMANDS, main, summary
+from jdfl_lightning.cli.program import BAD_INPUT, FAILED, PROGRAM
+
+__all__ = ["BAD_INPUT", "COMMANDS", "FAILED", "PROGRAM", "main", "summary"]

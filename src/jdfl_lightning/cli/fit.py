@@ -1,0 +1,26 @@
+"""The command `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def fit(settings: Sequence[str]) -> int:
+    """run a federated training and leave a run folder (weights, metrics, curves)"""
+    from rich.console import Console
+
+    from jdfl_lightning.cli.program import PROGRAM
+    from jdfl_lightning.config import parse_experiment
+    from jdfl_lightning.core.memory import reuse_memory
+    from jdfl_lightning.report.run import run_table
+    from jdfl_lightning.server import run as server
+    from jdfl_lightning.ui.display import open_display
+
+    reuse_memory()
+    experiment = parse_experiment(f"{PROGRAM} fit", settings)
+    console = Console()
+    with open_display(console) as display:
+        run = server.fit(experiment, display)
+    console.print(run_table(run))
+    console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,88 @@
+"""`main`: which command, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from jdfl_lightning.cli.diagnose import diagnose
+from jdfl_lightning.cli.discover import discover
+from jdfl_lightning.cli.fit import fit
+from jdfl_lightning.cli.predict import predict
+from jdfl_lightning.cli.program import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, PROGRAM, TERMINATED
+from jdfl_lightning.cli.report import report
+from jdfl_lightning.cli.suite import suite
+from jdfl_lightning.cli.test import evaluate
+from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "fit": fit,
+    "discover": discover,
+    "diagnose": diagnose,
+    "suite": suite,
+    "test": evaluate,
+    "predict": predict,
+    "report": report,
+}
+
+
+def summary(command: Callable[..., int]) -> str:
+    """Return what a command does, in one line."""
+    return (command.__doc__ or "").partition("\n")[0]
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:{width}}  {summary(command)}" for name, command in COMMANDS.items())
+    return (
+        f"usage: {PROGRAM} COMMAND [OPTIONS]\n\n"
+        "Joint Domain-Class Federated Learning with PyTorch Lightning.\n\n"
+        f"commands:\n{commands}\n\n"
+        f"{PROGRAM} COMMAND --help tells the options of a command; {PROGRAM} --version the version."
+    )
+
+
+def _show_note(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"note: {message}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; a mistake of the user's ends in one line and exit code 2."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if args else BAD_INPUT
+    if args[0] == "--version":
+        print(f"{PROGRAM} {version('jdfl-lightning')}")
+        return 0
+    try:
+        if args[0] not in COMMANDS:
+            near = did_you_mean(args[0], list(COMMANDS))
+            raise InputError(f"Expected a command, one of {', '.join(COMMANDS)}, but got {args[0]!r}.{near}")
+        with warnings.catch_warnings():
+            # the screen is the user's: notes are for it, what libraries say to developers is not
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", Note)
+            warnings.showwarning = _show_note
+            from jdfl_lightning.config import parse_command
+
+            command = COMMANDS[args[0]]
+            return command(**parse_command(f"{PROGRAM} {args[0]}", command, args[1:]))
+    except InputError as error:
+        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except OSError as error:  # a disk, a folder or a file that does not do what it should
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt as error:
+        terminated = isinstance(error, Terminated)
+        print(f"{PROGRAM}: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
+        if isinstance(error, Interrupted) and str(error):
+            print(f"go on with: {error}")
+        return TERMINATED if terminated else INTERRUPTED

@@ -1,0 +1,52 @@
+"""The command `predict`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal, TextIO
+
+
+def predict(
+    run: Path,
+    images: list[Path],
+    weights: Literal["best", "last"] | None = None,
+    score: Literal["max", "sum"] | None = None,
+    output: Path | None = None,
+    trust: bool = False,
+) -> int:
+    """write a CSV with class, probability and winning pseudo-domain of images
+
+    Args:
+        run: Folder of the run.
+        images: Image files, or folders of them.
+        weights: Which of the run's weights to use; null for best, or last if the run keeps no best, as a private one.
+        score: Predict a class by its largest output, or by the sum of its probabilities; null for the run's way.
+        output: Where the CSV goes; standard output if not given.
+        trust: Import whatever classes the run folder names, even if you did not make it here.
+    """
+    from jdfl_lightning.cli.program import BAD_INPUT, PROGRAM
+    from jdfl_lightning.storage.folder import kept_weights
+    from jdfl_lightning.studies.inference import list_images, load_to_use, write_predictions
+    from jdfl_lightning.studies.inference import predict as predictions_of
+
+    model = load_to_use(run, weights or kept_weights(run), trust)
+    unreadable: list[str] = []
+    predictions = predictions_of(model, list_images(images), unreadable, score)
+    if output is None:
+        write_predictions(predictions, sys.stdout)
+    else:
+        with _open_output(output) as out:
+            write_predictions(predictions, out)
+    for line in unreadable:
+        print(f"{PROGRAM}: {line}", file=sys.stderr)
+    return BAD_INPUT if unreadable else 0
+
+
+def _open_output(file: Path) -> TextIO:
+    from jdfl_lightning.core.errors import InputError
+
+    try:
+        return file.open("w", newline="")
+    except OSError as error:
+        raise InputError(f"Expected --output to be writable but got {file}: {error}.") from error

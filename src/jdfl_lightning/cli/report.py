@@ -1,0 +1,51 @@
+"""The command `report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jdfl_lightning.core.lists import Fractions
+
+if TYPE_CHECKING:
+    from jdfl_lightning.report.write import Report
+    from jdfl_lightning.ui.loggers import WandbRounds
+
+
+def report(
+    runs: list[Path],
+    output: Path = Path("report"),
+    target: Fractions = Fractions(""),
+    wandb: bool = False,
+) -> int:
+    """compare runs: tables and figures of accuracy, gain, domains and cost, beside the paper's values
+
+    Args:
+        runs: Run folders, or folders that contain some.
+        output: Where the report goes: new, empty, or with an earlier report, which is replaced.
+        target: Say the rounds and bytes to reach these accuracies, such as 0.7,0.8; none for each algorithm's base.
+        wandb: Put table and figures on Weights & Biases too.
+    """
+    from jdfl_lightning.report.write import write_report
+
+    written = write_report(runs, output, target)
+    if wandb:
+        upload(written)
+    tell(written)
+    return 0
+
+
+def tell(report: Report) -> None:
+    """Say where a report is."""
+    from jdfl_lightning.report.write import PAGE
+
+    print(f"runs compared: {report.num_runs}, left out: {len(report.left_out)}; see {report.folder / PAGE}")
+
+
+def upload(report: Report, like: WandbRounds | None = None) -> None:
+    """Put a report on Weights & Biases."""
+    from jdfl_lightning.report.records import COLUMNS
+    from jdfl_lightning.ui.loggers import upload_report
+
+    rows = [[record[name] for name in COLUMNS] for record in report.records]
+    upload_report(report.folder, COLUMNS, rows, report.pictures, like)

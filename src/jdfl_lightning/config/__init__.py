@@ -1,0 +1,33 @@
+"""The settings of a run: `Experiment`, read from YAML files and command lines, and written back.
+
+Everything before it in the order of imports is configured by it; nothing there reads it but through an object that is
+handed over.
+"""
+
+from jdfl_lightning.config.experiment import Checkpointing, Clustering, Experiment, Supervision, free_settings
+from jdfl_lightning.config.files import (
+    as_dict,
+    find_config,
+    run_of,
+    save_config,
+    shipped_configs,
+    usable_settings,
+)
+from jdfl_lightning.config.parsing import make_parser, parse_command, parse_experiment
+
+__all__ = [
+    "Checkpointing",
+    "Clustering",
+    "Experiment",
+    "Supervision",
+    "as_dict",
+    "find_config",
+    "free_settings",
+    "make_parser",
+    "parse_command",
+    "parse_experiment",
+    "run_of",
+    "save_config",
+    "shipped_configs",
+    "usable_settings",
+]

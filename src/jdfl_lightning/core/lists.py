@@ -1,0 +1,59 @@
+"""Lists as a command line has them: values that are separated by commas."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class _Separated(list[T]):
+    def __init__(self, value: object) -> None:
+        """Read a text, or what a reader of YAML makes of it: a number, or a list."""
+        super().__init__(self._read(",".join(map(str, value)) if isinstance(value, list) else str(value)))
+
+    def _read(self, text: str) -> list[T]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+
+class Names(_Separated[str]):
+    """Words.
+
+    >>> Names("base, graded")
+    ['base', 'graded']
+    """
+
+    def _read(self, text: str) -> list[str]:
+        return [part.strip() for part in text.split(",")]
+
+
+class Numbers(_Separated[int]):
+    """Whole numbers, one by one, or all from one to another.
+
+    >>> Numbers("0,1,5"), Numbers("2..4")
+    ([0, 1, 5], [2, 3, 4])
+    """
+
+    def _read(self, text: str) -> list[int]:
+        first, dots, last = text.partition("..")
+        try:
+            return list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
+        except ValueError:
+            raise ValueError(f"expected numbers such as 0,1,2 or 2..7 but got {text!r}") from None
+
+
+class Fractions(_Separated[float]):
+    """Numbers with a decimal point, or none at all.
+
+    >>> Fractions("0.7,0.85"), Fractions("")
+    ([0.7, 0.85], [])
+    """
+
+    def _read(self, text: str) -> list[float]:
+        try:
+            return [float(part) for part in text.split(",")] if text else []
+        except ValueError:
+            raise ValueError(f"expected numbers such as 0.7,0.8 but got {text!r}") from None
