@@ -236,7 +236,7 @@ def test_whatever_a_run_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--supervisions", "soft"], "--supervisions to be one of 'base', 'hard', 'graded', 'random'"),
         (["--num_domains", "0..2"], "--num_domains to be 1 or more"),
         (["--num_domains", "7"], "--num_domains to be between 1 and the number of clients"),
-        (["--num_domains", "5..2"], "--num_domains to be different values"),
+        (["--num_domains", "5..2"], "--num_domains to be numbers such as 0,1,2 or 2..7 but got '5..2'"),
         (["--resume", "auto"], "--resume to be left out"),
         (["--algorithm", "SCAFFOLD"], "--algorithm to be left out: --algorithms says it"),
         (["--supervision=graded"], "--supervision to be left out: --supervisions says it"),

@@ -40,9 +40,12 @@ class Numbers(_Separated[int]):
     def _read(self, text: str) -> list[int]:
         first, dots, last = text.partition("..")
         try:
-            return list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
+            numbers = list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
         except ValueError:
-            raise ValueError(f"expected numbers such as 0,1,2 or 2..7 but got {text!r}") from None
+            numbers = []
+        if not numbers:
+            raise ValueError(f"expected numbers such as 0,1,2 or 2..7 but got {text!r}")
+        return numbers
 
 
 class Fractions(_Separated[float]):
