@@ -275,6 +275,32 @@ def test_links_in_a_run_folder_are_refused(tmp_path: Path, place: str, capsys: p
     assert {file: file.read_bytes() for file in elsewhere.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        (["test", "--run", "run"], "metrics.csv"),
+        (["test", "--run", "run"], "last.safetensors"),
+        (["predict", "--run", "run", "."], "best.safetensors"),
+        (["predict", "--run", "run", "."], "config.yaml"),
+        (["report", "run"], "metrics.csv"),
+        (["report", "run"], "checkpoints/1.safetensors"),
+        (["fit", "--config", "own.yaml", "--discovery", "run"], "discovery.json"),
+    ],
+)
+def test_commands_that_only_read_refuse_links_too(
+    tmp_path: Path, command: list[str], place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(experiment(run_dir="run", supervision="hard", rounds=1, backbone="PaperCNN"))
+    shutil.copy("run/config.yaml", "own.yaml")
+    Path("run", place).rename(tmp_path / "own")
+    Path("run", place).symlink_to(tmp_path / "own")
+    assert main(command) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert f"{Path('run', place)} is a link" in error
+    assert error.count("\n") == 1
+    assert not Path("report").exists()
+
+
 def test_a_link_where_a_file_is_written_aside_is_not_followed(tmp_path: Path) -> None:
     fit(experiment(run_dir="run", supervision="base", rounds=1))
     victim = tmp_path / "precious"

@@ -29,6 +29,7 @@ from jdfl_lightning.storage.folder import (
     last_round,
     load_discovery,
     load_model,
+    require_own_files,
     same_scores,
 )
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
@@ -120,6 +121,7 @@ def take_up(experiment: Experiment, data: str) -> Updates | None:
     folder = Path(experiment.discovery)
     if not (folder / DISCOVERY).is_file():
         raise InputError(f"Expected --discovery to be a folder with a {DISCOVERY} but got {folder}.")
+    require_own_files(folder)
     check_updates(experiment, folder)
     found = load_discovery(folder, data, experiment.data.num_clients)
     if found is None:

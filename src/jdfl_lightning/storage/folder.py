@@ -64,7 +64,7 @@ def make_run_folder(run_dir: str | None, name: str) -> Path:
 
 
 def require_own_files(folder: Path) -> None:
-    """Raise an `InputError` if what a run would write or remove there is a link to something elsewhere."""
+    """Raise an `InputError` if what a run has in its folder is a link to something elsewhere."""
     refuse_links(folder, (CHECKPOINTS, CLIENTS))
 
 
@@ -397,6 +397,7 @@ def kept_weights(folder: Path) -> Which:
 
 def load_model(folder: Path, which: Which) -> SavedModel:
     """Read a run's best or last model."""
+    require_own_files(folder)
     file = folder / f"{which}.safetensors"
     if which == "best" and kept_weights(folder) == "last":
         raise InputError(
@@ -460,6 +461,7 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read a run folder; what is missing or damaged is named in the error."""
     try:
+        require_own_files(folder)
         config = read_settings(folder / CONFIG)
         (folder / METRICS).stat()  # has to be there
         rows = [{name: float(value) for name, value in row.items()} for row in _read_rows(folder)]
