@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -118,6 +118,7 @@ def run_rounds(
     state: ServerState,
     journal: Journal,
     theta_0: Theta = ({}, {}),
+    frozen: Collection[str] = (),
 ) -> ServerState:
     """Run the rounds that are left after a state; return the last one's.
 
@@ -127,9 +128,10 @@ def run_rounds(
         state: where to go on.
         journal: is told of every round.
         theta_0: where Phase 1 starts, for clients that were not there.
+        frozen: names of the parameters that are not trained, which no client may change.
     """
     for number in range(state.round + 1, experiment.rounds + 1):
-        state, metrics = _run_round(experiment, runner, state, number, theta_0, journal)
+        state, metrics = _run_round(experiment, runner, state, number, theta_0, frozen, journal)
         journal.aggregated(state, metrics)
         judge(experiment, runner, state, metrics, journal)
     runner.finish()
@@ -142,6 +144,7 @@ def _run_round(
     state: ServerState,
     number: int,
     theta_0: Theta,
+    frozen: Collection[str],
     journal: Journal,
 ) -> tuple[ServerState, dict[str, float]]:
     """Run a round; one that too few clients answer is void and repeated, with clients drawn anew."""
@@ -186,7 +189,7 @@ def _run_round(
             for client in chosen
         ]
         refused.clear()
-        form = Form.of(algorithm, tasks[0], len(experiment.data.class_names), experiment.trainer.dtype)
+        form = Form.of(algorithm, tasks[0], len(experiment.data.class_names), experiment.trainer.dtype, frozen)
         answers = tally.count(runner.fit(tasks))
         results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
         if experiment.max_update_norm is not None:

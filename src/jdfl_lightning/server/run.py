@@ -215,7 +215,7 @@ def _run(
             state = _reached_state(reached, state)
             if last_round(folder) < state.round:  # it ended before its last round was evaluated
                 judge(experiment, runner, state, reached.metrics, journal)
-        state = run_rounds(experiment, runner, state, journal, site.initial(1))
+        state = run_rounds(experiment, runner, state, journal, site.initial(1), site.frozen)
     if state.domains is not None and state.domains.joined:
         save_joined(folder, state.domains, experiment.data.true_domains)
 
