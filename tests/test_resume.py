@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import errno
 import json
 import os
@@ -18,17 +19,20 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import contents, digits, experiment
 from jdfl_lightning import Experiment, PoolBackend, algorithms, fit
-from jdfl_lightning.cli import main
+from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.config import Checkpointing, as_dict
-from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.errors import InputError, Note, StorageError
 from jdfl_lightning.core.files import write_whole
+from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_record
 from jdfl_lightning.storage.folder import lock_run, read_run
+from jdfl_lightning.storage.trust import sign
 from jdfl_lightning.studies.inference import test_run as run_again
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import WandbRounds
@@ -173,6 +177,61 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Expected --lr to be 0.05 as in run but got 0.5" in capsys.readouterr().err
     assert main(["fit", "--resume", "nowhere"]) == 2
     assert "nowhere has no config.yaml" in capsys.readouterr().err
+
+
+def change_settings(folder: Path, **settings: Any) -> None:
+    """Sign other settings, as if a run of this user had written them."""
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | settings
+    (folder / "config.yaml").write_bytes(sign(yaml.safe_dump(config).encode()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rounds": "x"}, "rounds"),
+        ({"rounds": None}, "rounds"),
+        ({"rounds": datetime.date(2020, 1, 1)}, "rounds"),
+        ({"checkpoint": 5}, "checkpoint"),
+        ({"checkpoint": {"every": "x", "keep": 2, "reset_damaged_clients": False}}, "checkpoint.every"),
+        ({"clustering": 5}, "clustering"),
+    ],
+    ids=str,
+)
+def test_settings_of_a_wrong_type_are_named(
+    settings: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(discover(experiment(run_dir="found")), "run")
+    shutil.copy("run/config.yaml", "own.yaml")
+    change_settings(Path("run"), **settings)
+    for command in (
+        ["--resume", "run"],
+        ["--resume", "run", "--rounds", "3", "--checkpoint.every", "1", "--clustering.epochs", "3"],
+        ["--config", "own.yaml", "--resume", "auto", "--run_dir", "run"],
+        ["--config", "own.yaml", "--discovery", "run"],
+    ):
+        assert main(["fit", *command]) == BAD_INPUT, command
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert named in error, command
+    for resume, run_dir in (("run", None), ("auto", "run")):
+        with pytest.raises(StorageError, match=rf"Expected {named} in run/config\.yaml to be a"):
+            fit(experiment(resume=resume, run_dir=run_dir))
+
+
+def test_auto_skips_what_it_cannot_read() -> None:
+    first = fit(experiment(rounds=1, supervision="base"))
+    for number, wrong in enumerate(({"rounds": "x"}, {"checkpoint": 5}, {"clustering": [5]})):
+        shutil.copytree(first.folder, f"runs/{9 - number}")
+        change_settings(Path(f"runs/{9 - number}"), **wrong)
+    for name, text in (("a", b"lr: ["), ("b", b"\xff"), ("c", b"")):
+        Path("runs", name).mkdir()
+        Path("runs", name, "config.yaml").write_bytes(text)
+    with pytest.warns(Note) as notes:
+        again = fit(experiment(rounds=2, supervision="base", resume="auto"))
+    assert again.folder == first.folder
+    said = [str(note.message) for note in notes if note.category is Note]
+    assert [note.partition(":")[0] for note in said] == [f"--resume auto skips runs/{name}" for name in "cba987"]
+    assert all(note.isprintable() for note in said)
 
 
 def test_the_same_wandb_run_goes_on() -> None:

@@ -81,6 +81,14 @@ def own_settings(folder: Path) -> dict[str, Any]:
     return settings if own else {}
 
 
+def _check_groups(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise a ValueError if something else is in the place of a group of settings."""
+    for name, value in settings.items():
+        default = known.get(name)
+        if isinstance(default, dict) and "class_path" not in default and not isinstance(value, dict):
+            raise ValueError(f"{name} is no group of settings")  # a text would be read as a file's name
+
+
 def _check_form(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
     """Raise a ValueError unless settings have the form that a run writes: the parser reads others in many ways."""
     for name, value in settings.items():
@@ -88,8 +96,6 @@ def _check_form(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
             raise ValueError(f"there is no setting {name!r}")
         if name in _CLASSES and not (isinstance(value, dict) and set(value) <= {"class_path", "init_args"}):
             raise ValueError(f"{name} is no class_path with init_args")
-        if isinstance(known[name], dict) and not isinstance(value, dict):
-            raise ValueError(f"{name} is no group of settings")  # a text would be read as a file's name
     for key in _keys(settings):
         if not isinstance(key, str) or not key.isidentifier():
             raise ValueError(f"{key!r} is no name of a setting")
@@ -152,14 +158,15 @@ def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any]) -> dict
         known: all settings that there are, with their defaults.
     """
     settings, own = _read(folder)
-    if trust or own:
-        return settings
-    for name in _NOT_TAKEN:
-        settings.pop(name, None)
-    data = settings.get("data")
-    if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
-        arguments.pop("download", None)
     try:
+        _check_groups(settings, known)
+        if trust or own:
+            return settings
+        for name in _NOT_TAKEN:
+            settings.pop(name, None)
+        data = settings.get("data")
+        if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
+            arguments.pop("download", None)
         _check_form(settings, known)
     except ValueError as error:
         raise StorageError(f"Expected the settings of a run but {folder / CONFIG} has others: {error}.") from error
