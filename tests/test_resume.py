@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.loggers import CSVLogger
 
 from helpers import contents, digits, experiment
 from jdfl_lightning import Experiment, PoolBackend, algorithms, fit
@@ -234,18 +235,46 @@ def test_auto_skips_what_it_cannot_read() -> None:
     assert all(note.isprintable() for note in said)
 
 
+class Remembering(WandbRounds):
+    """Remembers which runs it was asked to go on with, and which it was."""
+
+    asked: ClassVar[list[str | None]] = []
+    ids: ClassVar[list[str | None]] = []
+
+    def start(self, folder: Path, default_name: str, run_id: str | None = None) -> None:
+        super().start(folder, default_name, run_id)
+        self.asked.append(run_id)
+        self.ids.append(self.version)
+
+
+@pytest.fixture
+def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Remembering, "asked", [])
+    monkeypatch.setattr(Remembering, "ids", [])
+
+
+@pytest.mark.usefixtures("_nothing_remembered")
 def test_the_same_wandb_run_goes_on() -> None:
-    ids: list[str | None] = []
-
-    class Remembering(WandbRounds):
-        def start(self, folder: Path, default_name: str, run_id: str | None = None) -> None:
-            super().start(folder, default_name, run_id)
-            ids.append(self.version)
-
     fit(experiment(supervision="base", logger=Remembering(), run_dir="run", rounds=1))
     fit(experiment(supervision="base", logger=Remembering(), resume="run", rounds=2))
+    ids = Remembering.ids
     assert ids[0] is not None
     assert ids[0] == ids[1]
+
+
+@pytest.mark.usefixtures("_nothing_remembered")
+@pytest.mark.parametrize("what", ["another class", "a run of somebody else", "no class"])
+def test_another_wandb_run_is_left_alone(what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a checkpoint names may be the version of another logger, or a run that somebody wants to be written to."""
+    first = CSVLogger("logs", version="1") if what == "another class" else Remembering()
+    fit(experiment(supervision="base", logger=first, run_dir="run", rounds=1))
+    if what == "a run of somebody else":
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another user"))
+    if what == "no class":
+        record, about = load_record(Path("run/checkpoints/1.safetensors"))
+        save_record(Path("run/checkpoints/1.safetensors"), record, about | {"logger": "abc"})
+    fit(experiment(supervision="base", logger=Remembering(), resume="run", rounds=2))
+    assert Remembering.asked[-1] is None
 
 
 # --- killed for real

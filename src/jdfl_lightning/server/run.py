@@ -46,7 +46,7 @@ from jdfl_lightning.storage.folder import (
     save_figure,
     save_joined,
 )
-from jdfl_lightning.storage.trust import CONFIG
+from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture, open_logger
@@ -69,10 +69,12 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     reached = None if earlier is None else read_reached(experiment, earlier, data)
     known = earlier is not None and (earlier / DISCOVERY).exists()
     updates = None if known else take_up(experiment, data)  # else it may have gone since
+    own = earlier is not None and bool(own_settings(earlier))  # else its checkpoint could name anybody's W&B run
+    logged = reached.header.logger if reached is not None and own else None
     logger, status = None, "failed"
     with open_run(experiment, experiment.name, earlier) as folder:
         try:
-            logger = open_logger(experiment.logger, folder, experiment.name, reached.header.logger if reached else None)
+            logger = open_logger(experiment.logger, folder, experiment.name, logged)
             display.say(f"run folder: {folder}" + (f", going on after round {reached.state.round}" if reached else ""))
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))

@@ -206,7 +206,7 @@ class CheckpointHeader:
     data: str
     """Fingerprint of the images and of who holds them."""
     logger: str | None
-    """Id of the logger's run."""
+    """Class of the logger and id of its run."""
     settings: dict[str, Any]
     """The settings that the rounds so far depend on, by their dotted names."""
     rows: str
