@@ -108,6 +108,8 @@ class Algorithm(ABC):
     """Whether Phase 1 may look at every client's update."""
     allows_buffers: ClassVar[bool] = True
     """Whether clients may send more of their network than trained weights: running statistics, frozen parameters."""
+    tells_weights: ClassVar[bool] = True
+    """Whether a client is told w_i, its share of all images; else every one is told 1."""
     may_be_empty: ClassVar[bool] = False
     """Whether a round that nobody answers is aggregated, instead of void and repeated."""
     keeps_best: ClassVar[bool] = True

@@ -151,6 +151,7 @@ def _run_round(
     algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
     sizes = experiment.data.client_sizes
     num_clients, num_examples = len(sizes), sum(sizes)
+    by_size = algorithm.weighting == "samples" and algorithm.tells_weights
     broadcast, domains, table = algorithm.broadcast(state.record), state.domains, None
     probes_down = probes_up = 0
     refused: dict[int, str] = {}
@@ -180,7 +181,7 @@ def _run_round(
                 buffers=state.buffers,
                 server=broadcast,
                 rounds=experiment.rounds,
-                weight=num_clients * sizes[client] / num_examples if algorithm.weighting == "samples" else 1.0,
+                weight=num_clients * sizes[client] / num_examples if by_size else 1.0,
                 domain=0 if domains is None else domains.of(client),
                 since=state.clients.get(client, 0),
                 attempt=attempt,
