@@ -145,6 +145,14 @@ class Algorithm(ABC):
         """Return a client's state before its first participation."""
         return {}
 
+    def state_groups(self, weights: Tensors) -> Iterable[str]:
+        """Return the names of the groups in a client's state after a fit: a site may tell their norms, and no others.
+
+        Args:
+            weights: tensors without values (device ``meta``).
+        """
+        return self.init_client(weights)
+
     def broadcast(self, server: Record) -> Record:
         """Return what of the server's record goes to the clients."""
         return server

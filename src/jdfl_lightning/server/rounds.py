@@ -75,8 +75,9 @@ class _Tally:
 
     def __init__(self, round: int, total: int, journal: Journal) -> None:
         self.round, self.name, self.total, self.journal = round, f"round {round}", total, journal
-        self.answered = self.clients = self.bytes = self.examples = 0
-        self.metrics: dict[str, float] = {}
+        self.answered = self.clients = self.bytes = 0
+        self.metrics: dict[str, tuple[float, int]] = {}
+        """Of each: the sum over the examples of the clients that told it, and their number."""
         self.buffers = RunningSum()
         self.keeps: dict[int, bool] = {}
         self.failure: Exception | None = None
@@ -99,9 +100,9 @@ class _Tally:
             for result in results:
                 self.clients += 1
                 self.bytes += result.num_bytes
-                self.examples += result.num_examples
                 for name, value in result.metrics.items():
-                    self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
+                    total, examples = self.metrics.get(name, (0.0, 0))
+                    self.metrics[name] = total + value * result.num_examples, examples + result.num_examples
                 self.buffers.add(result.buffers, result.num_examples)
                 self.keeps[result.client] = result.keeps_state
                 if result.note:
@@ -226,7 +227,7 @@ def _run_round(
             clients[client] = number
     metrics = {
         "train/loss": float("nan"),
-        **{name: total / tally.examples for name, total in tally.metrics.items()},
+        **{name: total / examples for name, (total, examples) in tally.metrics.items()},
         **algorithm.metrics(record, context),
         "clients": tally.clients,
         "refused": len(refused),
