@@ -113,13 +113,16 @@ def test_a_model_that_is_the_tasks_own_crosses_once() -> None:
     assert set(letter.tensors) == {"weights", "buffers"}
 
 
-@given(weights=TENSORS, buffers=TENSORS, record=RECORDS, loss=st.floats(allow_nan=False))
+@given(
+    weights=TENSORS, buffers=TENSORS, record=RECORDS, loss=st.floats(width=32, allow_nan=False, allow_infinity=False)
+)
 def test_answers_cross_unchanged(weights: Any, buffers: Any, record: Any, loss: float) -> None:
     result = FitResult(4, 10, 3, 0.1, weights, buffers, record, {"train/loss": loss, "norm/client/c_1": 2.0}, True)
     answer = Answer(
         [result, FitFailure(2, "no luck")], {"": {"ink": (3, 4), "photo": (0, 9)}, "mean": {"ink": (1, 1)}}, 0.5
     )
-    assert equal(read_answer(sent(write_answer(answer)), [4, 2], ["", "mean"]), answer)
+    metrics = ("train/loss", "norm/client/c_1")
+    assert equal(read_answer(sent(write_answer(answer)), [4, 2], ["", "mean"], metrics), answer)
 
 
 def test_facts_cross_unchanged_and_hold_no_true_domain() -> None:
@@ -626,7 +629,7 @@ def make_runner(mail: Silent, **settings: Any) -> tuple[SitesRunner, list[str]]:
     said: list[str] = []
     federation = Federation(mail, 0.2, 0.01, said.append)
     federation.gather(2)
-    return SitesRunner(experiment(**settings), federation, "0" * 32), said
+    return SitesRunner(experiment(**settings), federation, "0" * 32, max_weight=10.0), said
 
 
 def test_a_site_that_is_late_is_absent_and_left_alone_until_it_answers() -> None:
@@ -820,21 +823,22 @@ def test_letters_with_anything_in_them_are_read_or_refused(data: st.DataObject) 
     name = data.draw(st.sampled_from(sorted(letter.notes)))
     entry = data.draw(st.sampled_from(sorted(letter.notes[name])))
     notes = {**letter.notes, name: {**letter.notes[name], entry: data.draw(NOTES)}}
-    answer = read_or_why(lambda: read_answer(Letter(letter.tensors, notes), [0], [""]))
+    answer = read_or_why(lambda: read_answer(Letter(letter.tensors, notes), [0], [""], ["train/loss"]))
     if isinstance(answer, str):
         assert answer.isprintable()
     else:
         (back,) = answer.results
+        assert all(type(value) is float and math.isfinite(value) for value in back.metrics.values())
         assert type(back.num_examples) is int
         assert 0 <= answer.seconds < 2**31
         assert all(0 <= right <= seen < 2**31 for pairs in answer.counts.values() for right, seen in pairs.values())
 
 
 def test_a_client_tells_its_own_metrics_and_not_many() -> None:
-    result = FitResult(0, 10, 3, metrics={"train/loss": 1.0, "norm/client/c": 2.0, "norm/client/a b": 1.0, "x": 1.0})
-    (back,) = read_answer(write_answer(Answer([result])), [0]).results
+    result = FitResult(0, 10, 3, metrics={"train/loss": 1.0, "norm/client/c": math.inf, "norm/client/h": 1.0, "x": 1.0})
+    (back,) = read_answer(write_answer(Answer([result])), [0], metrics=["train/loss", "norm/client/c"]).results
     assert isinstance(back, FitResult)
-    assert set(back.metrics) == {"train/loss", "norm/client/c"}
+    assert back.metrics == {"train/loss": 1.0}
     many = FitResult(0, 10, 3, metrics={f"norm/client/x{n}": 1.0 for n in range(17)})
     with pytest.raises(InputError, match="more than 16 metrics"):
         read_answer(write_answer(Answer([many])), [0])
@@ -974,6 +978,44 @@ def test_a_site_judges_by_the_images_that_it_said_it_holds_out() -> None:
     assert "site 0 judged a model by other images than it said: it does not count" in said
 
 
+def test_a_site_that_claims_all_held_out_images_counts_for_ten_clients() -> None:
+    """Two sites hold out 4 images, of which 1 is right; a third says 2,000,000, all right: they count as 40."""
+
+    class Boasting(Silent):
+        def send(self, letters: Mapping[int, Letter], question: bool, seconds: float) -> dict[int, str]:
+            ids = super().send(letters, question, seconds)
+            if question:
+                facts = Facts(2, True, [0], [5], ["a"], ["site2"], [2_000_000], "ff", "1")
+                self.answers[ids[2]] = write_facts(facts)
+            return ids
+
+    def judged(roster: dict[int, Member] | None) -> tuple[Scores, list[str]]:
+        mail, said, told = Boasting(), list[str](), list[Evaluation]()
+        mail.present = {0, 1, 2}
+        federation = Federation(mail, 0.2, 0.01, said.append, roster)
+        federation.gather(3)
+        backend = SitesBackend()
+        backend.federation = federation
+        run = experiment(supervision="base")
+        run.data.domain_names = ("site0", "site1", "site2")
+        with backend.open(run, ClientStates(Path("clients"))) as runner:
+            runner.evaluate({"": {"w": torch.ones(1)}}, {}, told.append)
+            for site, counts in enumerate([(1, 4), (1, 4), (2_000_000, 2_000_000)]):
+                mail.answers[str(3 + site)] = write_answer(Answer([], {"": {f"site{site}": counts}}))
+            runner.finish()
+        return told[0].scores[""], said
+
+    scores, said = judged(None)
+    assert scores.overall == pytest.approx(42 / 48)
+    assert scores.domains == {"site0": 0.25, "site1": 0.25, "site2": 1.0}
+    assert any(
+        line.startswith("site 2 says it holds out 2000000 images and they count for 40, 10 times") for line in said
+    )
+    scores, said = judged({0: Member(), 1: Member(), 2: Member(images=2_000_005)})
+    assert scores.overall == pytest.approx(2_000_002 / 2_000_008)
+    assert not any("holds out" in line for line in said)
+
+
 def test_a_site_cannot_change_what_it_said_when_a_run_is_continued() -> None:
     config = write_config(experiment(rounds=2, supervision="base"))
     run_on_grid(config, RUN | {"rounds": 1}, sites=4)
@@ -999,11 +1041,9 @@ def boast(letter: Letter) -> Letter:
 
 
 def tell_metrics(letter: Letter) -> Letter:
-    """Tell metrics that are not its business."""
-    notes = {
-        n: {**note, "test/acc": 1.0, "clients": 99.0} if n.endswith(".metrics") else note
-        for n, note in letter.notes.items()
-    }
+    """Tell metrics that are not its business, and such as are no numbers."""
+    lies = {"test/acc": 1.0, "clients": 99.0, "train/loss": math.inf, "norm/client/c": math.nan, "norm/client/x": 1.0}
+    notes = {n: {**note, **lies} if n.endswith(".metrics") else note for n, note in letter.notes.items()}
     return Letter(letter.tensors, notes)
 
 
@@ -1056,3 +1096,5 @@ def test_a_site_that_lies_does_no_harm(lie: str) -> None:
     honest = lie not in ("boast", "no notes", "nothing", "texts")  # its counts are; else not all have judged
     assert all(math.isnan(float(row["test/acc"])) != honest for row in rows[: 2 - (lie == "boast")])
     assert not any(float(row["test/acc"]) >= 1 for row in rows)
+    assert {name for row in rows for name in row if name.startswith("norm/client/")} == {"norm/client/c"}
+    assert all(math.isfinite(float(row[name])) for row in rows for name in ("train/loss", "norm/client/c"))

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch import Tensor, nn
 
-from helpers import Watched, contents, experiment, tiny_net
+from helpers import Watched, contents, digits, experiment, tiny_net
 from jdfl_lightning import Experiment, PrivateFedAvg, fit
 from jdfl_lightning.algorithms.privacy import KEY_BYTES, STEPS, gaussian, keyed_bytes, secret_sample, spent_epsilon
 from jdfl_lightning.cli import main
@@ -223,6 +223,15 @@ def watch(algorithm: PrivateFedAvg, folder: str, **changes: Any) -> Watched:
     runner = Watched(site, ClientStates(Path(folder)))
     run_rounds(run, runner, ServerState(0, weights, buffers, algorithm.init_server(weights)), Journal())
     return runner
+
+
+def test_nobody_is_told_how_many_images_others_have() -> None:
+    """With N and its own size a client could tell the sum of all sizes from w_i."""
+    data = digits(5)
+    assert len(set(data.client_sizes)) > 1
+    tasks = [task for tasks in watch(PrivateFedAvg(), "a", data=data, rounds=2).tasks for task in tasks]
+    assert {task.weight for task in tasks} == {1.0}
+    assert not any(task.server for task in tasks)
 
 
 def test_who_takes_part_is_secret() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import errno
 import json
 import os
@@ -14,21 +15,25 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.loggers import CSVLogger
 
 from helpers import contents, digits, experiment
 from jdfl_lightning import Experiment, PoolBackend, algorithms, fit
-from jdfl_lightning.cli import main
+from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.config import Checkpointing, as_dict
-from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.errors import InputError, Note, StorageError
 from jdfl_lightning.core.files import write_whole
+from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_record
 from jdfl_lightning.storage.folder import lock_run, read_run
+from jdfl_lightning.storage.trust import sign
 from jdfl_lightning.studies.inference import test_run as run_again
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import WandbRounds
@@ -175,18 +180,101 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nowhere has no config.yaml" in capsys.readouterr().err
 
 
+def change_settings(folder: Path, **settings: Any) -> None:
+    """Sign other settings, as if a run of this user had written them."""
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | settings
+    (folder / "config.yaml").write_bytes(sign(yaml.safe_dump(config).encode()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rounds": "x"}, "rounds"),
+        ({"rounds": None}, "rounds"),
+        ({"rounds": datetime.date(2020, 1, 1)}, "rounds"),
+        ({"checkpoint": 5}, "checkpoint"),
+        ({"checkpoint": {"every": "x", "keep": 2, "reset_damaged_clients": False}}, "checkpoint.every"),
+        ({"clustering": 5}, "clustering"),
+    ],
+    ids=str,
+)
+def test_settings_of_a_wrong_type_are_named(
+    settings: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(discover(experiment(run_dir="found")), "run")
+    shutil.copy("run/config.yaml", "own.yaml")
+    change_settings(Path("run"), **settings)
+    for command in (
+        ["--resume", "run"],
+        ["--resume", "run", "--rounds", "3", "--checkpoint.every", "1", "--clustering.epochs", "3"],
+        ["--config", "own.yaml", "--resume", "auto", "--run_dir", "run"],
+        ["--config", "own.yaml", "--discovery", "run"],
+    ):
+        assert main(["fit", *command]) == BAD_INPUT, command
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert named in error, command
+    for resume, run_dir in (("run", None), ("auto", "run")):
+        with pytest.raises(StorageError, match=rf"Expected {named} in run/config\.yaml to be a"):
+            fit(experiment(resume=resume, run_dir=run_dir))
+
+
+def test_auto_skips_what_it_cannot_read() -> None:
+    first = fit(experiment(rounds=1, supervision="base"))
+    for number, wrong in enumerate(({"rounds": "x"}, {"checkpoint": 5}, {"clustering": [5]})):
+        shutil.copytree(first.folder, f"runs/{9 - number}")
+        change_settings(Path(f"runs/{9 - number}"), **wrong)
+    for name, text in (("a", b"lr: ["), ("b", b"\xff"), ("c", b"")):
+        Path("runs", name).mkdir()
+        Path("runs", name, "config.yaml").write_bytes(text)
+    with pytest.warns(Note) as notes:
+        again = fit(experiment(rounds=2, supervision="base", resume="auto"))
+    assert again.folder == first.folder
+    said = [str(note.message) for note in notes if note.category is Note]
+    assert [note.partition(":")[0] for note in said] == [f"--resume auto skips runs/{name}" for name in "cba987"]
+    assert all(note.isprintable() for note in said)
+
+
+class Remembering(WandbRounds):
+    """Remembers which runs it was asked to go on with, and which it was."""
+
+    asked: ClassVar[list[str | None]] = []
+    ids: ClassVar[list[str | None]] = []
+
+    def start(self, folder: Path, default_name: str, run_id: str | None = None) -> None:
+        super().start(folder, default_name, run_id)
+        self.asked.append(run_id)
+        self.ids.append(self.version)
+
+
+@pytest.fixture
+def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Remembering, "asked", [])
+    monkeypatch.setattr(Remembering, "ids", [])
+
+
+@pytest.mark.usefixtures("_nothing_remembered")
 def test_the_same_wandb_run_goes_on() -> None:
-    ids: list[str | None] = []
-
-    class Remembering(WandbRounds):
-        def start(self, folder: Path, default_name: str, run_id: str | None = None) -> None:
-            super().start(folder, default_name, run_id)
-            ids.append(self.version)
-
     fit(experiment(supervision="base", logger=Remembering(), run_dir="run", rounds=1))
     fit(experiment(supervision="base", logger=Remembering(), resume="run", rounds=2))
+    ids = Remembering.ids
     assert ids[0] is not None
     assert ids[0] == ids[1]
+
+
+@pytest.mark.usefixtures("_nothing_remembered")
+@pytest.mark.parametrize("what", ["another class", "a run of somebody else", "no class"])
+def test_another_wandb_run_is_left_alone(what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a checkpoint names may be the version of another logger, or a run that somebody wants to be written to."""
+    first = CSVLogger("logs", version="1") if what == "another class" else Remembering()
+    fit(experiment(supervision="base", logger=first, run_dir="run", rounds=1))
+    if what == "a run of somebody else":
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another user"))
+    if what == "no class":
+        record, about = load_record(Path("run/checkpoints/1.safetensors"))
+        save_record(Path("run/checkpoints/1.safetensors"), record, about | {"logger": "abc"})
+    fit(experiment(supervision="base", logger=Remembering(), resume="run", rounds=2))
+    assert Remembering.asked[-1] is None
 
 
 # --- killed for real

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import experiment
+from helpers import Lines, experiment
 from jdfl_lightning import SCAFFOLD, FedAvg, FedProc, RobustFedAvg, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms import Algorithm, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
@@ -28,6 +29,7 @@ from jdfl_lightning.federation.server import SitesBackend
 from jdfl_lightning.server.rounds import Journal, RoundReport, ServerState, run_rounds
 from jdfl_lightning.server.screening import Form, screened, why_not, without_outliers
 from jdfl_lightning.storage.checkpoint import ClientStates
+from jdfl_lightning.storage.folder import load_model
 from jdfl_lightning.ui.display import PlainDisplay
 
 NAN = float("nan")
@@ -220,6 +222,49 @@ def test_an_error_of_the_backend_is_not_the_algorithms() -> None:
 
     with pytest.raises(ConnectionError, match="the cluster is gone"):
         play(fail, rounds=1)
+
+
+class Meddling(LocalUpdate):
+    """Client 1 changes, after its fit, what it was not asked to train."""
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.task.client == 1:
+            for name, tensor in (*pl_module.named_parameters(), *pl_module.named_buffers()):
+                if name.endswith("num_batches_tracked"):
+                    tensor.data += -1000 if self.task.round == 1 else 2**40
+                elif isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
+                    tensor.data += 1
+
+
+@dataclass(frozen=True)
+class Meddled(FedAvg):
+    """FedAvg with such a client."""
+
+    def local(self, task: FitTask, state: Record) -> LocalUpdate:
+        return Meddling(task, state)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "reason"),
+    [("frozen_net", r"its backbone.0.0.\w+ in buffers is not what it was sent"), ("batch_norm_net", "smaller than")],
+)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_what_is_not_trained_cannot_be_changed(backbone: str, reason: str, precision: Any) -> None:
+    """Frozen parameters stay, and batches are counted upwards and no faster than anybody can."""
+    net, trainer = f"helpers.{backbone}", TrainerOptions(precision=precision)
+    said = Lines()
+    run = experiment(supervision="base", algorithm=Meddled(), backbone=net, trainer=trainer, run_dir="run")
+    fit(run, said)
+    refusals = [line for line in said.said if "does not count" in line]
+    assert [line.partition(" does")[0] for line in refusals] == ["round 1: client 1", "round 2: client 1"]
+    assert all(re.search(reason, line) for line in refusals)
+    model, before = load_model(Path("run"), "last"), Site(run).initial(1)[1]
+    if backbone == "frozen_net":
+        for name, tensor in model.buffers.items():
+            assert torch.equal(tensor, before[name].to(tensor.dtype))
+    else:
+        batches = math.ceil(run.data.client_sizes[0] / run.batch_size)
+        assert model.buffers["backbone.1.num_batches_tracked"] == 2 * batches
 
 
 @given(lengths=st.lists(st.floats(0, 1e6), min_size=0, max_size=9), multiple=st.floats(1, 10))

@@ -275,6 +275,32 @@ def test_links_in_a_run_folder_are_refused(tmp_path: Path, place: str, capsys: p
     assert {file: file.read_bytes() for file in elsewhere.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        (["test", "--run", "run"], "metrics.csv"),
+        (["test", "--run", "run"], "last.safetensors"),
+        (["predict", "--run", "run", "."], "best.safetensors"),
+        (["predict", "--run", "run", "."], "config.yaml"),
+        (["report", "run"], "metrics.csv"),
+        (["report", "run"], "checkpoints/1.safetensors"),
+        (["fit", "--config", "own.yaml", "--discovery", "run"], "discovery.json"),
+    ],
+)
+def test_commands_that_only_read_refuse_links_too(
+    tmp_path: Path, command: list[str], place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(experiment(run_dir="run", supervision="hard", rounds=1, backbone="PaperCNN"))
+    shutil.copy("run/config.yaml", "own.yaml")
+    Path("run", place).rename(tmp_path / "own")
+    Path("run", place).symlink_to(tmp_path / "own")
+    assert main(command) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert f"{Path('run', place)} is a link" in error
+    assert error.count("\n") == 1
+    assert not Path("report").exists()
+
+
 def test_a_link_where_a_file_is_written_aside_is_not_followed(tmp_path: Path) -> None:
     fit(experiment(run_dir="run", supervision="base", rounds=1))
     victim = tmp_path / "precious"
@@ -423,7 +449,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "metrics.csv": last_round,
     "discovery.json": read_discovery,
     "discovery.safetensors": digest_discovery,
-    "best.safetensors": lambda folder: load_model(folder, "best"),
+    "best.safetensors": lambda folder: load_record(folder / "best.safetensors"),
     "checkpoints/1.safetensors": lambda folder: read_header(folder / "checkpoints/1.safetensors"),
     "diagnosis.csv": read_findings,
 }
@@ -454,6 +480,69 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder / "data"))
         yield fit(experiment(run_dir=str(folder / "run"), supervision="hard", rounds=1)).folder
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("assignments", {"0": 0, "1": 1, "2": 2, "3": 3}),  # there are 3 pseudo-domains, from 0
+        ("similarities", []),
+        ("similarities", [[1.0, 0.0, 0.0], [0.0, 1.0], [0.0, 0.0, 1.0]]),
+        ("similarities", [[1.0, 0.0, 0.0], [0.0, 1.0, NAN], [0.0, 0.0, 1.0]]),
+        ("similarities", 1.0),
+        ("projection", {}),
+        ("projection", {"0": [0.0, 0.0], "1": [0.0, 0.0], "2": [0.0, 0.0], "3": [0.0]}),
+        ("projection", {"0": [0.0, 0.0], "1": [0.0, 0.0], "2": [0.0, 0.0], "3": [0.0, NAN]}),
+        ("projection", {"0": [0.0, 0.0], "1": [0.0, 0.0], "2": [0.0, 0.0], "7": [0.0, 0.0]}),
+        ("projection", {"0": [0.0, 0.0], "1": [0.0, 0.0], "2": [0.0, 0.0], "03": [0.0, 0.0]}),
+        ("true_domains", None),
+        ("true_domains", {"0": "ink"}),
+        ("ari", None),
+        ("nmi", "x"),
+        ("inertias", {"1": NAN}),
+    ],
+)
+def test_parts_of_a_discovery_agree(name: str, value: Any, trained: Path) -> None:
+    """In a run that was cut after Phase 1, so that no checkpoint vouches for what it found."""
+    shutil.copytree(trained, "run")
+    shutil.rmtree("run/checkpoints")
+    Path("run/metrics.csv").unlink()
+    record = json.loads(Path("run/discovery.json").read_text())
+    Path("run/discovery.json").write_text(json.dumps(record | {name: value}))
+    with pytest.raises(StorageError, match=rf"discovery\.json cannot be read: {name}"):
+        fit(experiment(resume="run", supervision="hard", rounds=1))
+    with pytest.raises(StorageError, match=rf"discovery\.json cannot be read: {name}"):
+        fit(experiment(discovery="run", run_dir="new", supervision="hard", rounds=1))
+
+
+@pytest.mark.parametrize(
+    ("group", "tensors"),
+    [
+        ("joined", {"client": torch.tensor([4]), "value": torch.tensor([0])}),
+        ("joined", {"client": torch.tensor([-1]), "value": torch.tensor([0])}),
+        ("joined", {"client": torch.tensor([3]), "value": torch.tensor([3])}),
+        ("joined", {"client": torch.tensor([3]), "value": torch.tensor([-2])}),
+        ("domains", {"mu": torch.zeros(2, 5)}),
+        ("domains", {"mu": torch.tensor(0)}),
+    ],
+)
+def test_pseudo_domains_of_a_checkpoint_are_those_of_the_run(group: str, tensors: Tensors, trained: Path) -> None:
+    shutil.copytree(trained, "run")
+    record, about = load_record(Path("run/checkpoints/1.safetensors"))
+    save_record(Path("run/checkpoints/1.safetensors"), record | {group: tensors}, about)
+    with pytest.raises(StorageError, match=r"Expected a checkpoint of .* pseudo-domains but it has"):
+        fit(experiment(resume="run", supervision="hard", rounds=2))
+
+
+@pytest.mark.parametrize("round", [0, -5])
+def test_a_checkpoint_is_of_a_round(round: int, trained: Path) -> None:
+    shutil.copytree(trained, "run")
+    change_header(Path("run/checkpoints/1.safetensors"), round=round)
+    with pytest.raises(StorageError, match="is something else: round"):
+        fit(experiment(resume="run", supervision="hard", rounds=2))
 
 
 @pytest.mark.parametrize("row", ["1", "1,2,3,4"])

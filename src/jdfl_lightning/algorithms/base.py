@@ -108,6 +108,8 @@ class Algorithm(ABC):
     """Whether Phase 1 may look at every client's update."""
     allows_buffers: ClassVar[bool] = True
     """Whether clients may send more of their network than trained weights: running statistics, frozen parameters."""
+    tells_weights: ClassVar[bool] = True
+    """Whether a client is told w_i, its share of all images; else every one is told 1."""
     may_be_empty: ClassVar[bool] = False
     """Whether a round that nobody answers is aggregated, instead of void and repeated."""
     keeps_best: ClassVar[bool] = True
@@ -142,6 +144,14 @@ class Algorithm(ABC):
     def init_client(self, weights: Tensors) -> Record:
         """Return a client's state before its first participation."""
         return {}
+
+    def state_groups(self, weights: Tensors) -> Iterable[str]:
+        """Return the names of the groups in a client's state after a fit: a site may tell their norms, and no others.
+
+        Args:
+            weights: tensors without values (device ``meta``).
+        """
+        return self.init_client(weights)
 
     def broadcast(self, server: Record) -> Record:
         """Return what of the server's record goes to the clients."""

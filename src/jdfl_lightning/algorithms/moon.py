@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -44,6 +45,10 @@ class MOON(FedAvg):
         super().__post_init__()
         require(self.mu >= 0, "--algorithm.mu", "0 or more", self.mu)
         require(self.temperature > 0, "--algorithm.temperature", "positive", self.temperature)
+
+    def state_groups(self, weights: Tensors) -> Iterable[str]:
+        """A client keeps its network, and nothing before its first fit."""
+        return ("previous",)
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
         """Return the client half for one fit."""

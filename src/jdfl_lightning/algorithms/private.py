@@ -43,6 +43,7 @@ class PrivateFedAvg(FedAvg):
 
     allows_discovery: ClassVar[bool] = False
     allows_buffers: ClassVar[bool] = False
+    tells_weights: ClassVar[bool] = False
     may_be_empty: ClassVar[bool] = True
     keeps_best: ClassVar[bool] = False
 

@@ -62,6 +62,11 @@ class Site:
             head = self._module.head
             return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
 
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters that are not trained."""
+        return frozenset(name for name, param in self._module.named_parameters() if not param.requires_grad)
+
     def update_length(self) -> int:
         """Return the number of entries of --clustering.layers, those of a client's update vector in Phase 1."""
         weights, buffers = self.initial(num_domains=1)

@@ -50,7 +50,7 @@ class FitTask:
     rounds: int = 1
     """T, for algorithms with a schedule."""
     weight: float = 1.0
-    """w_i = N n_i / sum(n), or 1 with uniform weighting."""
+    """w_i = N n_i / sum(n), or 1 with uniform weighting and in a private run."""
     domain: int = 0
     """The client's pseudo-domain z_i, or `UNKNOWN`."""
     since: int = 0

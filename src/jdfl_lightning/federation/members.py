@@ -57,6 +57,8 @@ class Federation:
         roster: Mapping[int, Member] | None = None,
     ) -> None:
         self.mail, self.timeout, self.poll, self.say, self.roster = mail, timeout, poll, say, roster
+        self.limited = {site for site, member in (roster or {}).items() if member.images is not None}
+        """Sites whose number of images the roster limits."""
         self.sites: dict[int, Facts] = {}
         """What each site said of itself."""
         self._met: dict[int, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -71,3 +71,22 @@ def capped(sizes: Sequence[int], listed: Sequence[bool], multiple: float) -> lis
     """
     most = max(1, int(multiple * statistics.median_low(sizes)))
     return [size if known else min(size, most) for size, known in zip(sizes, listed, strict=True)]
+
+
+def capped_held(sites: Sequence[Facts], listed: Collection[int], multiple: float) -> dict[int, int]:
+    """Return for how many held-out images each site counts: those it says, but no more than a multiple of the median.
+
+    The median is that of all clients, each with an equal part of its site's; sites that hold out none do not move it.
+
+    Args:
+        sites: what the sites say.
+        listed: the sites whose number of images the roster has, which is limit enough.
+        multiple: of the median, for each client of a site.
+    """
+    told = {facts.site: sum(facts.held) for facts in sites}
+    parts = [told[facts.site] / len(facts.clients) for facts in sites for _ in facts.clients if told[facts.site]]
+    most = multiple * statistics.median_low(parts) if parts else 0.0
+    return {
+        facts.site: told[facts.site] if facts.site in listed else min(told[facts.site], int(most * len(facts.clients)))
+        for facts in sites
+    }

@@ -22,7 +22,7 @@ from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTa
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.base import Roster
 from jdfl_lightning.federation.members import Federation, Mail
-from jdfl_lightning.federation.roster import capped, read_roster
+from jdfl_lightning.federation.roster import capped, capped_held, read_roster
 from jdfl_lightning.federation.wire import (
     Answer,
     Letter,
@@ -60,8 +60,8 @@ class SitesBackend(Backend):
     roster: str | None = None
     """YAML or JSON file of the sites that may take part, by number: key, clients, images. null: any site may."""
     max_weight: float = 10.0
-    """The most that a client's number of images counts, as a multiple of the median client's; of a site whose images
-    the roster does not limit."""
+    """The most that a client's number of images counts, as a multiple of the median client's, and its part of the
+    held-out ones; of a site whose images the roster does not limit."""
     federation: Federation | None = field(default=None, init=False, repr=False, compare=False)
 
     states_here = False
@@ -83,7 +83,7 @@ class SitesBackend(Backend):
             run = checked(_Name, read_json(file)).run
         except (OSError, ValueError) as error:
             raise StorageError(f"Expected the name of the run but {file} cannot be read: {error!r}.") from error
-        yield SitesRunner(experiment, self.federation, run)
+        yield SitesRunner(experiment, self.federation, run, self.max_weight)
 
 
 def fit_federation(experiment: Experiment, mail: Mail, display: Display) -> Run:
@@ -99,7 +99,7 @@ def fit_federation(experiment: Experiment, mail: Mail, display: Display) -> Run:
     roster = None if backend.roster is None else read_roster(backend.roster)
     backend.federation = Federation(mail, backend.timeout, backend.poll, display.say, roster)
     data, sites = experiment.data, backend.federation.gather(experiment.data.num_clients)
-    limited = {site for site, member in (roster or {}).items() if member.images is not None}
+    limited = backend.federation.limited
     by_client = [
         (client, size, facts.site) for facts in sites for client, size in zip(facts.clients, facts.sizes, strict=True)
     ]
@@ -155,6 +155,14 @@ class _Judging:
         self.done(Evaluation(scores, self._seconds))
 
 
+def _scaled(pair: tuple[int, int], share: float) -> tuple[int, int]:
+    """Return right and all images as if only a share of them were there; one image stays, if there is any."""
+    if share >= 1 or not pair[1]:
+        return pair
+    seen = max(1, round(pair[1] * share))
+    return round(pair[0] / pair[1] * seen), seen
+
+
 @dataclass(frozen=True)
 class _Sent:
     """A letter on its way."""
@@ -181,9 +189,10 @@ class SitesRunner(Runner):
         experiment: the run's settings.
         federation: its sites.
         run: name of the run, by which a site finds its clients' states.
+        max_weight: the most that a client's part of the held-out images counts, as a multiple of the median client's.
     """
 
-    def __init__(self, experiment: Experiment, federation: Federation, run: str) -> None:
+    def __init__(self, experiment: Experiment, federation: Federation, run: str, max_weight: float) -> None:
         self._experiment, self._federation, self._run = experiment, federation, run
         self._settings = json.dumps(fixed_settings(as_dict(experiment)))
         self._judging: _Judging | None = None
@@ -196,6 +205,13 @@ class SitesRunner(Runner):
             clients = [number + client for client in facts.clients] if facts.own else facts.clients
             self._site_of |= dict.fromkeys(clients, site)
             number += len(facts.clients)
+        self._held = capped_held(list(federation.sites.values()), federation.limited, max_weight)
+        for site, counts in self._held.items():
+            if counts < (told := sum(federation.sites[site].held)):
+                federation.say(
+                    f"site {site} says it holds out {told} images and they count for {counts}, {max_weight:g} times "
+                    "the median: if it is right, list its images in --backend.roster"
+                )
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
         """Send every site its tasks at once; take the answers in the order of the tasks, one site's at a time."""
@@ -266,13 +282,19 @@ class SitesRunner(Runner):
         answer = self._federation.hear(sent.node, sent.letter, sent.until)
         try:
             if not isinstance(answer, str):
-                return self._checked(read_answer(answer, sent.clients, sent.models), sent)
+                return self._checked(read_answer(answer, sent.clients, sent.models, self._metrics(sent)), sent)
             reason = answer
         except InputError as error:
             reason = str(error)
         if not sent.clients:
             self._federation.say(f"site {sent.site} did not judge the model: {reason}")
         return Answer([FitFailure(client, reason) for client in sent.clients])
+
+    def _metrics(self, sent: _Sent) -> set[str]:
+        """Return the names of the numbers that clients tell of a fit: their loss, and the norms of what they keep."""
+        weights = {name: t.to("meta") for task in sent.tasks.values() for name, t in task.weights.items()}
+        groups = self._experiment.algorithm.state_groups(weights)
+        return {"train/loss", *(f"norm/client/{group}" for group in groups)}
 
     def _checked(self, answer: Answer, sent: _Sent) -> Answer:
         """Take a site's word for what only it can know: not for how much it counts, nor for which images it judges by.
@@ -292,6 +314,9 @@ class SitesRunner(Runner):
             if {domain: seen for domain, (_, seen) in counts[name].items()} != held:
                 self._federation.say(f"site {sent.site} judged a model by other images than it said: it does not count")
                 del counts[name]
+            else:
+                share = self._held[sent.site] / max(1, sum(facts.held))
+                counts[name] = {domain: _scaled(pair, share) for domain, pair in counts[name].items()}
         return Answer(results, counts, answer.seconds)
 
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -90,8 +89,8 @@ _ENTRIES = 100_000
 """The most clients, classes or domains that a site can have."""
 _NAME = 200
 """Letters that the name of a class or a domain can have."""
-_METRIC = re.compile(r"train/loss|norm/client/\w{1,40}")
-"""What a client has to tell; other metrics are not its business."""
+_LARGEST = 2.0**128
+"""Beyond the numbers of single precision: a metric is below, so that means are finite too."""
 _METRICS = 16
 """The most metrics, and groups of an upload, that a client has."""
 _NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in ("weights", "buffers", "server", "table")]
@@ -232,14 +231,22 @@ def write_answer(answer: Answer) -> Letter:
     return Letter(tensors, notes)
 
 
-def read_answer(letter: Letter, clients: Sequence[int], models: Iterable[str] = ()) -> Answer:
+def read_answer(
+    letter: Letter, clients: Sequence[int], models: Iterable[str] = (), metrics: Collection[str] = ()
+) -> Answer:
     """Take the answer of some clients, and the counts of some models, out of a letter.
+
+    Args:
+        letter: the site's.
+        clients: those that were asked.
+        models: names of those to judge.
+        metrics: names of the numbers that clients have to tell; others, and those that are not finite, are left out.
 
     Raises:
         InputError: if it is not one; counts may be missing.
     """
     try:
-        results = [_read_result(letter, client) for client in clients]
+        results = [_read_result(letter, client, metrics) for client in clients]
         counts = {}
         for name in models:
             if (note := letter.notes.get(f"counts.{name}")) is not None:
@@ -256,7 +263,7 @@ def read_answer(letter: Letter, clients: Sequence[int], models: Iterable[str] = 
         raise InputError(f"Expected a site's answer but it cannot be read: {plain(repr(error))}.") from error
 
 
-def _read_result(letter: Letter, client: int) -> FitResult | FitFailure:
+def _read_result(letter: Letter, client: int, known: Collection[str]) -> FitResult | FitFailure:
     prefix = f"result.{client}"
     if f"failure.{client}" in letter.notes:
         return FitFailure(client, plain(str(letter.notes[f"failure.{client}"]["reason"])))
@@ -272,6 +279,6 @@ def _read_result(letter: Letter, client: int) -> FitResult | FitFailure:
         weights=letter.tensors.get(f"{prefix}.weights", {}),
         buffers=letter.tensors.get(f"{prefix}.buffers", {}),
         upload={group: letter.tensors.get(f"{prefix}.upload.{group}", {}) for group in map(_name, groups)},
-        metrics={name: float(value) for name, value in metrics.items() if _METRIC.fullmatch(name)},
+        metrics={name: float(metrics[name]) for name in metrics if name in known and abs(metrics[name]) < _LARGEST},
         keeps_state=bool(_whole(note["keeps_state"])),
     )

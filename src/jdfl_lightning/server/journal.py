@@ -22,6 +22,7 @@ from jdfl_lightning.storage.folder import (
     digest_rows,
 )
 from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.loggers import logger_run
 
 
 class RunJournal(Journal):
@@ -113,13 +114,12 @@ class RunJournal(Journal):
         """Write a checkpoint of the last whole round, unless it has one."""
         if self._unsaved is not None:
             state, metrics, rows = self._unsaved
-            logger = None if self.logger is None or self.logger.version is None else str(self.logger.version)
             joined = {} if state.domains is None else state.domains.joined
             header = CheckpointHeader(
                 round=state.round,
                 metrics=metrics,
                 data=self.data,
-                logger=logger,
+                logger=logger_run(self.logger),
                 settings=self._settings,
                 rows=rows,
                 discovery=self._discovery,

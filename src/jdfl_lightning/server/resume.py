@@ -29,9 +29,26 @@ from jdfl_lightning.storage.folder import (
     last_round,
     load_discovery,
     load_model,
+    require_own_files,
     same_scores,
 )
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
+
+_LOOKED_INTO: dict[str, type] = {"rounds": int, "checkpoint": dict, "checkpoint.every": int, "clustering": dict}
+"""Settings of a run folder that are more than compared, and their types; a group comes before what is in it."""
+
+
+def run_settings(folder: Path) -> dict[str, Any]:
+    """Read the settings of a run folder, to be looked at; raise a `StorageError` if they cannot be those of a run."""
+    settings = saved_settings(folder)
+    for name, kind in _LOOKED_INTO.items():
+        value: Any = settings
+        for part in name.split("."):
+            value = value.get(part, kind())
+        if type(value) is not kind:
+            expected = "a number" if kind is int else "a group of settings"
+            raise StorageError(f"Expected {name} in {folder / CONFIG} to be {expected} but got {plain(repr(value))}.")
+    return settings
 
 
 def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -51,11 +68,11 @@ def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
     """Raise an `InputError` that names what would alter the rounds that are over."""
-    saved, now = saved_settings(folder), as_dict(experiment)
+    saved, now = run_settings(folder), as_dict(experiment)
     why = "the rounds that are over would have been others. Leave it out, or start a new run."
     require_equal(fixed_settings(saved), fixed_settings(now), folder, why)
-    rounds = saved.get("rounds")
-    if experiment.rounds != rounds and (experiment.algorithm.has_schedule or experiment.rounds < (rounds or 0)):
+    rounds = saved.get("rounds", 0)
+    if experiment.rounds != rounds and (experiment.algorithm.has_schedule or experiment.rounds < rounds):
         why = "its rounds follow a schedule" if experiment.algorithm.has_schedule else "rounds can only be added"
         raise InputError(f"Expected --rounds to be {rounds} as in {folder} but got {experiment.rounds}: {why}.")
 
@@ -63,14 +80,14 @@ def check_same(experiment: Experiment, folder: Path) -> None:
 def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what clients send in Phase 1, by their dotted names."""
     names = tuple(declared.name for declared in declared_settings(Experiment) if declared.phase_1)
-    batch_size = (settings.get("clustering") or {}).get("batch_size") or settings.get("batch_size")
+    batch_size = settings.get("clustering", {}).get("batch_size") or settings.get("batch_size")
     return chosen(fixed_settings(settings), names) | {"clustering.batch_size": batch_size}
 
 
 def check_updates(experiment: Experiment, folder: Path) -> None:
     """Raise an `InputError` that names what would have made clients send other updates than a discovery's."""
     why = "clients would have sent other updates in Phase 1, so that this discovery cannot be taken up."
-    require_equal(_phase_1(saved_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
+    require_equal(_phase_1(run_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
 
 
 def take_up(experiment: Experiment, data: str) -> Updates | None:
@@ -85,6 +102,7 @@ def take_up(experiment: Experiment, data: str) -> Updates | None:
     folder = Path(experiment.discovery)
     if not (folder / DISCOVERY).is_file():
         raise InputError(f"Expected --discovery to be a folder with a {DISCOVERY} but got {folder}.")
+    require_own_files(folder)
     check_updates(experiment, folder)
     found = load_discovery(folder, data, experiment.data.num_clients)
     if found is None:
@@ -123,12 +141,15 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
         return folder
     wanted = fixed_settings(as_dict(experiment))
     for folder in sorted(Path(RUNS).glob("*/"), key=lambda folder: folder.name, reverse=True):
-        other = folder.name.endswith(ALONE) or (folder / DIAGNOSIS).is_file() != diagnosis
-        if other or not (folder / CONFIG).is_file():
+        try:
+            other = folder.name.endswith(ALONE) or (folder / DIAGNOSIS).is_file() != diagnosis
+            if other or not (folder / CONFIG).is_file() or fixed_settings(run_settings(folder)) != wanted:
+                continue
+        except (OSError, StorageError) as error:
+            warnings.warn(f"--resume auto skips {folder}: {plain(str(error))}", Note, stacklevel=2)
             continue
-        if fixed_settings(saved_settings(folder)) == wanted:
-            check_same(experiment, folder)
-            return folder
+        check_same(experiment, folder)
+        return folder
     return None
 
 
@@ -164,7 +185,7 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
     named = Path(experiment.resume or "")
     file = named if named.is_file() else checkpoints.file(rounds[0]) if rounds else None
     if file is None:
-        every = saved_settings(folder).get("checkpoint", {}).get("every", 1)
+        every = run_settings(folder).get("checkpoint", {}).get("every", 1)
         if last_round(folder) >= every:
             raise StorageError(f"Expected a checkpoint but {checkpoints.folder} has none: the run cannot be continued.")
         return None

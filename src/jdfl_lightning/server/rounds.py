@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -75,8 +75,9 @@ class _Tally:
 
     def __init__(self, round: int, total: int, journal: Journal) -> None:
         self.round, self.name, self.total, self.journal = round, f"round {round}", total, journal
-        self.answered = self.clients = self.bytes = self.examples = 0
-        self.metrics: dict[str, float] = {}
+        self.answered = self.clients = self.bytes = 0
+        self.metrics: dict[str, tuple[float, int]] = {}
+        """Of each: the sum over the examples of the clients that told it, and their number."""
         self.buffers = RunningSum()
         self.keeps: dict[int, bool] = {}
         self.failure: Exception | None = None
@@ -99,9 +100,9 @@ class _Tally:
             for result in results:
                 self.clients += 1
                 self.bytes += result.num_bytes
-                self.examples += result.num_examples
                 for name, value in result.metrics.items():
-                    self.metrics[name] = self.metrics.get(name, 0.0) + value * result.num_examples
+                    total, examples = self.metrics.get(name, (0.0, 0))
+                    self.metrics[name] = total + value * result.num_examples, examples + result.num_examples
                 self.buffers.add(result.buffers, result.num_examples)
                 self.keeps[result.client] = result.keeps_state
                 if result.note:
@@ -118,6 +119,7 @@ def run_rounds(
     state: ServerState,
     journal: Journal,
     theta_0: Theta = ({}, {}),
+    frozen: Collection[str] = (),
 ) -> ServerState:
     """Run the rounds that are left after a state; return the last one's.
 
@@ -127,9 +129,10 @@ def run_rounds(
         state: where to go on.
         journal: is told of every round.
         theta_0: where Phase 1 starts, for clients that were not there.
+        frozen: names of the parameters that are not trained, which no client may change.
     """
     for number in range(state.round + 1, experiment.rounds + 1):
-        state, metrics = _run_round(experiment, runner, state, number, theta_0, journal)
+        state, metrics = _run_round(experiment, runner, state, number, theta_0, frozen, journal)
         journal.aggregated(state, metrics)
         judge(experiment, runner, state, metrics, journal)
     runner.finish()
@@ -142,12 +145,14 @@ def _run_round(
     state: ServerState,
     number: int,
     theta_0: Theta,
+    frozen: Collection[str],
     journal: Journal,
 ) -> tuple[ServerState, dict[str, float]]:
     """Run a round; one that too few clients answer is void and repeated, with clients drawn anew."""
     algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
     sizes = experiment.data.client_sizes
     num_clients, num_examples = len(sizes), sum(sizes)
+    by_size = algorithm.weighting == "samples" and algorithm.tells_weights
     broadcast, domains, table = algorithm.broadcast(state.record), state.domains, None
     probes_down = probes_up = 0
     refused: dict[int, str] = {}
@@ -177,7 +182,7 @@ def _run_round(
                 buffers=state.buffers,
                 server=broadcast,
                 rounds=experiment.rounds,
-                weight=num_clients * sizes[client] / num_examples if algorithm.weighting == "samples" else 1.0,
+                weight=num_clients * sizes[client] / num_examples if by_size else 1.0,
                 domain=0 if domains is None else domains.of(client),
                 since=state.clients.get(client, 0),
                 attempt=attempt,
@@ -186,7 +191,7 @@ def _run_round(
             for client in chosen
         ]
         refused.clear()
-        form = Form.of(algorithm, tasks[0], len(experiment.data.class_names), experiment.trainer.dtype)
+        form = Form.of(algorithm, tasks[0], len(experiment.data.class_names), experiment.trainer.dtype, frozen)
         answers = tally.count(runner.fit(tasks))
         results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
         if experiment.max_update_norm is not None:
@@ -222,7 +227,7 @@ def _run_round(
             clients[client] = number
     metrics = {
         "train/loss": float("nan"),
-        **{name: total / tally.examples for name, total in tally.metrics.items()},
+        **{name: total / examples for name, (total, examples) in tally.metrics.items()},
         **algorithm.metrics(record, context),
         "clients": tally.clients,
         "refused": len(refused),

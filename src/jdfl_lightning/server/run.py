@@ -17,6 +17,7 @@ from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, StorageError, require
 from jdfl_lightning.core.files import remove_asides
+from jdfl_lightning.core.messages import UNKNOWN
 from jdfl_lightning.core.tensors import misfit
 from jdfl_lightning.models import build_backbone, num_features
 from jdfl_lightning.report.discovery import draw_discovery
@@ -45,7 +46,7 @@ from jdfl_lightning.storage.folder import (
     save_figure,
     save_joined,
 )
-from jdfl_lightning.storage.trust import CONFIG
+from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture, open_logger
@@ -68,10 +69,12 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     reached = None if earlier is None else read_reached(experiment, earlier, data)
     known = earlier is not None and (earlier / DISCOVERY).exists()
     updates = None if known else take_up(experiment, data)  # else it may have gone since
+    own = earlier is not None and bool(own_settings(earlier))  # else its checkpoint could name anybody's W&B run
+    logged = reached.header.logger if reached is not None and own else None
     logger, status = None, "failed"
     with open_run(experiment, experiment.name, earlier) as folder:
         try:
-            logger = open_logger(experiment.logger, folder, experiment.name, reached.header.logger if reached else None)
+            logger = open_logger(experiment.logger, folder, experiment.name, logged)
             display.say(f"run folder: {folder}" + (f", going on after round {reached.state.round}" if reached else ""))
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
@@ -212,15 +215,15 @@ def _run(
         state = ServerState(0, weights, buffers, experiment.algorithm.init_server(weights), domains=domains)
         # Phase 3: federated rounds
         if reached is not None:
-            state = _reached_state(reached, state)
+            state = _reached_state(reached, state, experiment.data.num_clients)
             if last_round(folder) < state.round:  # it ended before its last round was evaluated
                 judge(experiment, runner, state, reached.metrics, journal)
-        state = run_rounds(experiment, runner, state, journal, site.initial(1))
+        state = run_rounds(experiment, runner, state, journal, site.initial(1), site.frozen)
     if state.domains is not None and state.domains.joined:
         save_joined(folder, state.domains, experiment.data.true_domains)
 
 
-def _reached_state(reached: Reached, start: ServerState) -> ServerState:
+def _reached_state(reached: Reached, start: ServerState, num_clients: int) -> ServerState:
     """Return the state that an earlier run has reached, in the form that this one would have."""
     problem = (
         misfit(reached.state.weights, start.weights)
@@ -232,8 +235,15 @@ def _reached_state(reached: Reached, start: ServerState) -> ServerState:
     weights = {name: reached.state.weights[name] for name in start.weights}
     domains = start.domains
     if domains is not None:
+        for client, domain in reached.header.joined.items():
+            if not (0 <= client < num_clients and UNKNOWN <= domain < domains.num_domains):
+                known = f"{num_clients} clients in {domains.num_domains} pseudo-domains"
+                raise StorageError(f"Expected a checkpoint of {known} but it has client {client} in {domain}.")
         moved = reached.centroids is not None
         centroids = domains.centroids if reached.centroids is None else reached.centroids
+        like = domains.centroids
+        if (centroids.shape, centroids.dtype) != (like.shape, like.dtype) or not centroids.isfinite().all():
+            raise StorageError("Expected a checkpoint of these pseudo-domains but it has other centroids.")
         domains = replace(domains, joined=reached.header.joined, centroids=centroids, moved=moved)
     return replace(reached.state, weights=weights, domains=domains)
 

@@ -6,8 +6,8 @@ import math
 import pickle
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from jdfl_lightning.core.tensors import Record, Tensors, norm, sub
 
 Refuse = Callable[[int, str], None]
 """Is told (client, reason) of an answer that does not enter the round."""
+_MOST_COUNTED = 2**31
+"""A count grows by less than this in a fit, so that no answer can make it overflow."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,20 @@ class Form:
     weights: Tensors
     buffers: Tensors
     upload: Record
+    frozen: Tensors = field(default_factory=dict)
+    """Parameters that are not trained: they come back as they were sent."""
+    counts: Tensors = field(default_factory=dict)
+    """Buffers of integers as they were sent: they count batches, say, and only grow."""
 
     @classmethod
-    def of(cls, algorithm: Algorithm, task: FitTask, num_classes: int, dtype: torch.dtype | None = None) -> Form:
+    def of(
+        cls,
+        algorithm: Algorithm,
+        task: FitTask,
+        num_classes: int,
+        dtype: torch.dtype | None = None,
+        frozen: Collection[str] = (),
+    ) -> Form:
         """Return the form of the answers to tasks like this one.
 
         Args:
@@ -39,11 +52,15 @@ class Form:
             task: has the weights, buffers and broadcast that were sent.
             num_classes: C.
             dtype: type that a fit leaves floating-point weights and buffers in, if not in their own.
+            frozen: names of the parameters that are not trained.
         """
         weights, buffers = _trained(task.weights, dtype), _trained(task.buffers, dtype)
         moved = sub(weights, _trained(task.weights))
         server = {group: _trained(tensors) for group, tensors in task.server.items()}
-        return cls(weights, buffers, algorithm.upload_form(moved, server, num_classes))
+        kept = {name: tensor.to(buffers[name].dtype) for name, tensor in task.buffers.items() if name in frozen}
+        others = {name: tensor for name, tensor in task.buffers.items() if name not in frozen}
+        counts = {n: tensor for n, tensor in others.items() if not (tensor.is_floating_point() or tensor.is_complex())}
+        return cls(weights, buffers, algorithm.upload_form(moved, server, num_classes), kept, counts)
 
 
 def _groups(weights: Tensors, buffers: Tensors, upload: Record) -> Record:
@@ -76,6 +93,13 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
                 return f"its {name} in {what} is {_look(tensor)} and not {_look(expected[what][name])}"
     if not all(math.isfinite(_length(tensors)) for tensors in answered.values()):
         return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
+    for name, sent in form.frozen.items():
+        if not torch.equal(result.buffers[name], sent):
+            return f"its {name} in buffers is not what it was sent, although it is frozen"
+    for name, sent in form.counts.items():
+        grown = result.buffers[name].long() - sent.long()
+        if not ((grown >= 0) & (grown < _MOST_COUNTED)).all():
+            return f"its {name} in buffers is smaller than what it was sent, or larger than a fit can count"
     if result.num_examples <= 0 or not math.isfinite(result.weight) or result.weight <= 0:
         return "it counts for nothing: its number of examples or its weight is not positive"
     try:

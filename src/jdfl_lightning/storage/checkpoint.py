@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
@@ -199,13 +200,13 @@ class ClientStates:
 class CheckpointHeader:
     """What a checkpoint holds beside the server's tensors."""
 
-    round: int
+    round: Annotated[int, Ge(1)]
     metrics: dict[str, int | float]
     """The round's, without its scores."""
     data: str
     """Fingerprint of the images and of who holds them."""
     logger: str | None
-    """Id of the logger's run."""
+    """Class of the logger and id of its run."""
     settings: dict[str, Any]
     """The settings that the rounds so far depend on, by their dotted names."""
     rows: str

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Interval, Len
 from matplotlib.figure import Figure
+from pydantic import FiniteFloat
 
 from jdfl_lightning.clustering.clusters import PseudoDomains, project
 from jdfl_lightning.clustering.updates import Updates
@@ -64,7 +65,7 @@ def make_run_folder(run_dir: str | None, name: str) -> Path:
 
 
 def require_own_files(folder: Path) -> None:
-    """Raise an `InputError` if what a run would write or remove there is a link to something elsewhere."""
+    """Raise an `InputError` if what a run has in its folder is a link to something elsewhere."""
     refuse_links(folder, (CHECKPOINTS, CLIENTS))
 
 
@@ -264,18 +265,18 @@ class _Found(_Summary):
     note: Text
     picks: dict[Text, Count | None]
     assignments: dict[int, Count]
-    inertias: dict[int, float]
-    silhouettes: dict[int, float]
-    similarities: list[list[float]]
-    projection: dict[int, list[float]]
+    inertias: dict[int, FiniteFloat]
+    silhouettes: dict[int, FiniteFloat]
+    similarities: list[list[FiniteFloat]]
+    projection: dict[int, Annotated[list[FiniteFloat], Len(2, 2)]]
     left_out: dict[int, Text]
     vector_length: Count
     bytes_down: Count
     bytes_up: Count
-    true_domains: dict[int, Text] | None = None
-    ari: float | None = None
-    nmi: float | None = None
-    joined: dict[int, _Member] | None = None
+    true_domains: dict[int, Text] = field(default_factory=dict)
+    ari: FiniteFloat = 0.0
+    nmi: FiniteFloat = 0.0
+    joined: dict[int, _Member] = field(default_factory=dict)
 
 
 def read_discovery(folder: Path) -> dict[str, Any]:
@@ -283,15 +284,31 @@ def read_discovery(folder: Path) -> dict[str, Any]:
     return _read_discovery(folder, _Found)
 
 
-def _read_discovery(folder: Path, kind: type) -> dict[str, Any]:
+def _read_discovery(folder: Path, kind: type[_Summary]) -> dict[str, Any]:
     try:
         record: dict[str, Any] = read_json(folder / DISCOVERY)
-        checked(kind, record)
+        if isinstance(checked(kind, record), _Found):
+            _check_agreement(record)
         return record
     except FileNotFoundError as error:
         raise InputError(f"Expected a folder with pseudo-domains but {folder} has no {DISCOVERY}.") from error
     except (OSError, ValueError) as error:
         raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
+
+
+def _check_agreement(record: dict[str, Any]) -> None:
+    """Raise a ValueError unless all parts of ``discovery.json`` are of the same clients and pseudo-domains."""
+    count, clients = record["num_domains"], set(record["assignments"])
+    if any(domain >= count for domain in record["assignments"].values()):
+        raise ValueError(f"assignments: there are {count} pseudo-domains")
+    if [len(row) for row in record["similarities"]] != [count] * count:
+        raise ValueError(f"similarities: there are {count} pseudo-domains")
+    for name in ("projection", "true_domains"):
+        if set(record.get(name, clients)) != clients:
+            raise ValueError(f"{name}: its clients are not those of assignments")
+    agreement = {"true_domains", "ari", "nmi"} & set(record)
+    if len(agreement) not in (0, 3):
+        raise ValueError(f"{min(agreement)}: true_domains, ari and nmi come together")
 
 
 def load_discovery(folder: Path, data: str, num_clients: int) -> tuple[Updates, PseudoDomains] | None:
@@ -384,6 +401,7 @@ def kept_weights(folder: Path) -> Which:
 
 def load_model(folder: Path, which: Which) -> SavedModel:
     """Read a run's best or last model."""
+    require_own_files(folder)
     file = folder / f"{which}.safetensors"
     if which == "best" and kept_weights(folder) == "last":
         raise InputError(
@@ -447,6 +465,7 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read a run folder; what is missing or damaged is named in the error."""
     try:
+        require_own_files(folder)
         config = read_settings(folder / CONFIG)
         (folder / METRICS).stat()  # has to be there
         rows = [{name: float(value) for name, value in row.items()} for row in _read_rows(folder)]

@@ -79,6 +79,14 @@ def own_settings(folder: Path) -> dict[str, Any]:
     return settings if own else {}
 
 
+def _check_groups(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise a ValueError if something else is in the place of a group of settings."""
+    for name, value in settings.items():
+        default = known.get(name)
+        if isinstance(default, dict) and "class_path" not in default and not isinstance(value, dict):
+            raise ValueError(f"{name} is no group of settings")  # a text would be read as a file's name
+
+
 def _check_form(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
     """Raise a ValueError unless settings have the form that a run writes: the parser reads others in many ways."""
     for name, value in settings.items():
@@ -86,8 +94,6 @@ def _check_form(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
             raise ValueError(f"there is no setting {name!r}")
         if name in _CLASSES and not (isinstance(value, dict) and set(value) <= {"class_path", "init_args"}):
             raise ValueError(f"{name} is no class_path with init_args")
-        if isinstance(known[name], dict) and not isinstance(value, dict):
-            raise ValueError(f"{name} is no group of settings")  # a text would be read as a file's name
     for key in _keys(settings):
         if not isinstance(key, str) or not key.isidentifier():
             raise ValueError(f"{key!r} is no name of a setting")
@@ -151,18 +157,19 @@ def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any], places:
         places: names of those that say where a run works and what it writes: from elsewhere they are not used.
     """
     settings, own = _read(folder)
-    if trust or own:
-        return settings
-    for name in places:
-        group, _, inner = name.partition(".")
-        if not inner:
-            settings.pop(group, None)
-        elif isinstance(members := settings.get(group), dict):
-            members.pop(inner, None)
-    data = settings.get("data")
-    if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
-        arguments.pop("download", None)
     try:
+        _check_groups(settings, known)
+        if trust or own:
+            return settings
+        for name in places:
+            group, _, inner = name.partition(".")
+            if not inner:
+                settings.pop(group, None)
+            elif group in settings:
+                settings[group].pop(inner, None)
+        data = settings.get("data")
+        if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
+            arguments.pop("download", None)
         _check_form(settings, known)
     except ValueError as error:
         raise StorageError(f"Expected the settings of a run but {folder / CONFIG} has others: {error}.") from error

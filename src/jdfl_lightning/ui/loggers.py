@@ -136,22 +136,32 @@ def _why_offline(base_url: str, api_key: str | None) -> str | None:
         return f"{host} cannot be reached ({error})"
 
 
-def open_logger(logger: Logger | bool, folder: Path, name: str, run_id: str | None = None) -> Logger | None:
+def logger_run(logger: Logger | None) -> str | None:
+    """Return a logger's class and the id of its run, by which that is found again; none if there is none."""
+    return None if logger is None or logger.version is None else f"{_class_path(logger)} {logger.version}"
+
+
+def _class_path(logger: Logger) -> str:
+    return f"{type(logger).__module__}.{type(logger).__qualname__}"
+
+
+def open_logger(logger: Logger | bool, folder: Path, name: str, run: str | None = None) -> Logger | None:
     """Return the run's logger, ready to log: none, W&B (for ``true``), or a Lightning logger of the user's.
 
     Args:
         logger: the setting.
         folder: the run folder.
         name: a readable name of the run.
-        run_id: W&B's id of the run that is continued.
+        run: the `logger_run` that is continued, if the logger is still of that class.
     """
     if logger is False:
         return None
     if logger is True:
         logger = WandbRounds()
     if isinstance(logger, WandbRounds):
+        kind, _, run_id = (run or "").rpartition(" ")
         try:
-            logger.start(folder, name, run_id)
+            logger.start(folder, name, run_id if kind == _class_path(logger) else None)
         except Exception as error:  # wandb's own, pydantic's, or the operating system's
             raise InputError(f"Expected --logger to start but Weights & Biases refused: {error}") from error
     return logger
