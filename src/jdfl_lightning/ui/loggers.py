@@ -6,22 +6,17 @@ import netrc
 import os
 import socket
 import warnings
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 
 from jdfl_lightning.core.errors import InputError, Note
 
-if TYPE_CHECKING:
-    import wandb
 
-
-class WandbRounds(Logger):
-    """Logs a federation to Weights & Biases with the round as x-axis.
+class WandbRounds(WandbLogger):
+    """Lightning's `WandbLogger` for a federation: the round is the x-axis, and the folder is the run's.
 
     With no account or no network the run goes on offline, and one line says how to sync it later.
 
@@ -43,78 +38,52 @@ class WandbRounds(Logger):
         tags: list[str] | None = None,
         offline: bool = False,
     ) -> None:
-        super().__init__()
-        self.project, self.entity, self._name, self.group = project, entity, name, group
-        self.tags, self.offline = tags, offline
-        self._run: wandb.Run | None = None
+        super().__init__(name=name, project=project, offline=offline, entity=entity, group=group, tags=tags)
+        self.entity, self.group, self.tags = entity, group, tags
+        self.project, self.offline = project, offline
 
     @property
     def name(self) -> str | None:
-        """Name of the run."""
+        """Name of the run; Lightning's own is that of the project."""
         return self._name
-
-    @property
-    def version(self) -> str | None:
-        """W&B's id of the run."""
-        return None if self._run is None else self._run.id
 
     def start(self, folder: Path, default_name: str, run_id: str | None = None) -> None:
         """Open the W&B run, or go on with one; its files go into the folder."""
         import wandb
 
-        settings = wandb.setup().settings
+        known = wandb.setup().settings
         mode = os.environ.get("WANDB_MODE")
         reason = None
         if mode is None:
-            reason = "it was asked for" if self.offline else _why_offline(str(settings.base_url), settings.api_key)
+            reason = "it was asked for" if self.offline else _why_offline(str(known.base_url), known.api_key)
             mode = "offline" if reason else "online"
-        self._run = wandb.init(
-            project=self.project,
-            entity=self.entity,
-            name=self._name or default_name,
-            id=run_id,
-            resume="allow" if run_id else None,
-            group=self.group,
-            tags=self.tags,
-            dir=str(folder.absolute()),  # W&B's service may have another working folder
-            mode=mode,  # type: ignore[arg-type]
-            settings=wandb.Settings(silent=True, console="off"),
+        run = wandb.init(
+            **self._wandb_init
+            | {
+                "name": self.name or default_name,
+                "id": run_id,
+                "resume": "allow" if run_id else None,
+                "dir": str(folder.absolute()),  # W&B's service may have another working folder
+                "mode": mode,
+                "settings": wandb.Settings(silent=True, console="off"),
+            }
         )
-        self._run.define_metric("round")
-        self._run.define_metric("*", step_metric="round")
+        run.define_metric("round")
+        run.define_metric("*", step_metric="round")
+        self._experiment = run
         if reason:
-            sync = Path(self._run.settings.sync_dir)
+            sync = Path(run.settings.sync_dir)
             warnings.warn(f"W&B is offline, as {reason}; later: wandb sync {sync}", Note, stacklevel=2)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log numbers of a round; the round travels in the payload, never as W&B's own step."""
-        if self._run is not None:
-            self._run.log(dict(metrics) if step is None else {**metrics, "round": step})
-
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Log the config."""
-        if self._run is not None:
-            self._run.config.update(params if isinstance(params, dict) else vars(params), allow_val_change=True)
-
-    def log_image(self, key: str, images: list[str], step: int | None = None) -> None:
-        """Log picture files."""
-        import wandb
-
-        if self._run is not None:
-            self._run.log({key: [wandb.Image(image) for image in images]})
-
-    def log_table(self, key: str, columns: Sequence[str], data: Sequence[Sequence[object]]) -> None:
-        """Log a table."""
-        import wandb
-
-        if self._run is not None:
-            self._run.log({key: wandb.Table(columns=list(columns), data=[list(row) for row in data])})
+        super().log_metrics(metrics if step is None else {**metrics, "round": step})
 
     def finalize(self, status: str) -> None:
         """Close the run."""
-        if self._run is not None:
-            self._run.finish(exit_code=0 if status == "success" else 1)
-            self._run = None
+        if self._experiment is not None:
+            self._experiment.finish(exit_code=0 if status == "success" else 1)
+            self._experiment = None
 
 
 def _why_offline(base_url: str, api_key: str | None) -> str | None:
@@ -183,8 +152,8 @@ def in_group(logger: WandbRounds | Logger | bool, group: str, name: str) -> Wand
     if logger is True:
         logger = WandbRounds()
     if isinstance(logger, WandbRounds):
-        logger.group = logger.group or group
-        logger._name = logger._name or name
+        own = logger.project, logger.entity, logger.name or name, logger.group or group, logger.tags, logger.offline
+        return WandbRounds(*own)
     return logger
 
 
@@ -210,7 +179,7 @@ def upload_report(
         logger.start(folder, "report")
     except Exception as error:  # wandb's own, pydantic's, or the operating system's
         raise InputError(f"Expected --wandb to start but Weights & Biases refused: {error}") from error
-    logger.log_table("report", columns, rows)
+    logger.log_table("report", list(columns), [list(row) for row in rows])
     for picture in pictures:
         log_picture(logger, picture.stem, picture)
     logger.finalize("success")
