@@ -19,9 +19,8 @@ from helpers import experiment
 from jdfl_lightning import fit
 from jdfl_lightning.cli import main
 from jdfl_lightning.report import published, write
-from jdfl_lightning.report.collect import find_run_folders, read_finished
+from jdfl_lightning.report.collect import find_run_folders, read_runs
 from jdfl_lightning.report.comparison import Row, Section, compare
-from jdfl_lightning.report.costs import cost
 from jdfl_lightning.report.markup import escape_latex, escape_markdown
 from jdfl_lightning.report.statistics import paired_difference
 from jdfl_lightning.report.write import write_report
@@ -46,7 +45,7 @@ def data(name: str, size: int, num_clients: int) -> dict[str, Any]:
 
 
 def sections(*paths: Path) -> list[Section]:
-    return compare(read_finished(find_run_folders(paths or (RUNS,)))[0])
+    return compare(read_runs(find_run_folders(paths or (RUNS,)))[0])
 
 
 def only_section() -> Section:
@@ -175,7 +174,7 @@ def test_cost() -> None:
     """Reached in round 2 by seed 0 and in round 3 by seed 1: 2.5 rounds, 5 MB up, 2.5 MB down; not by seed 2."""
     for seed, curve in enumerate(([0.1, 0.7, 0.8], [0.1, 0.2, 0.7], [0.1, 0.2, 0.6])):
         write_run(RUNS / str(seed), short("FedAvg", "base", seed), curve)
-    found = cost(row(only_section(), "FedAvg", "base"), 0.7)
+    found = row(only_section(), "FedAvg", "base").cost(0.7)
     assert found.reached == 2
     assert found.rounds is not None
     assert found.up is not None
@@ -535,7 +534,7 @@ def test_an_earlier_report_is_replaced_and_other_files_stay() -> None:
 def test_a_report_that_was_cut_off_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(RUNS / "a", short(), [0.5] * 3)
     with monkeypatch.context() as patch:
-        patch.setattr(write, "as_html", raise_interrupt)
+        patch.setattr(write, "render", raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             write_report([RUNS], Path("report"))
     (Path("report") / "report.md").touch()
@@ -730,7 +729,7 @@ def test_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert {line["domain"] for line in lines} == {"", "ink", "chalk", "photo", "outline"}
     (judged,) = {line["verdict"] for line in lines} - {""}
     assert judged == "one seed: not judged"
-    assert {run.fingerprint for run in read_finished(find_run_folders([RUNS]))[0]} != {None}
+    assert set(read_runs(find_run_folders([RUNS]))[0]["data"]) != {None}
 
 
 def test_upload_to_weights_and_biases() -> None:

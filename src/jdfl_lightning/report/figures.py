@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import SUPERVISIONS
 from jdfl_lightning.report.comparison import Row, Section
+from jdfl_lightning.report.run import plain
 
 COLOURS = {"base": "#4d4d4d", "hard": "#e69f00", "graded": "#0072b2", "random": "#009e73"}
 """One colour for each supervision, in every picture; told apart with any colour vision."""
@@ -39,7 +40,7 @@ def accuracy_figure(section: Section) -> Figure:
     for axes, rows in zip(grid.flat, panels, strict=False):
         for row in rows:
             _curve(axes, row, variants[_label(row)])
-        _plain(axes, "round", "", _setup_name(rows))
+        plain(axes, "round", "", _setup_name(rows))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in grid[:, 0]:
         axes.set_ylabel("class-only accuracy (%)")
@@ -67,7 +68,7 @@ def ablation_figure(section: Section) -> Figure:
     for place, rows in enumerate(groups):
         for offset, row in enumerate(rows):
             x = place + (offset - (len(rows) - 1) / 2) * width
-            mean, seeds = 100 * row.accuracy.mean, [100 * run.accuracy for run in row.runs]
+            mean, seeds = 100 * row.accuracy.mean, list(100 * row.runs["test/acc"])
             values += seeds
             axes.bar(x, mean, 0.9 * width, **_bar(row, variants), label=_label(row))
             axes.plot([x] * len(seeds), seeds, "o", ms=3.5, color="black", mfc="white")
@@ -77,7 +78,7 @@ def ablation_figure(section: Section) -> Figure:
     spare = max(1.0, 0.35 * (max(values) - min(values)))
     axes.set_ylim(max(0.0, min(values) - spare), min(100.0, max(values) + spare / 2))
     axes.set_xticks(range(len(groups)), [_setup_name(rows) for rows in groups])
-    _plain(axes, "", "class-only accuracy (%), axis cut", "")
+    plain(axes, "", "class-only accuracy (%), axis cut", "")
     handles = {_label(row): Patch(**_bar(row, variants), label=_label(row)) for row in _in_order(shown)}
     _legend(figure, [*handles.values(), *_paper(shown)])
     return figure
@@ -106,13 +107,12 @@ def num_domains_figure(section: Section) -> Figure:
             }
             _points(axes, points, label, style)
             handles[label] = Line2D([], [], **style, ms=5, label=label)
-        if rows[0].base:
-            mean = 100 * sum(run.accuracy for run in rows[0].base) / len(rows[0].base)
-            axes.axhline(mean, color=COLOURS["base"], lw=1.5)
+        if len(rows[0].base):
+            axes.axhline(100 * rows[0].base["test/acc"].mean(), color=COLOURS["base"], lw=1.5)
             handles["base"] = Line2D([], [], color=COLOURS["base"], lw=1.5, label="base")
         if any(row.published for row in rows):
             axes.axhline(published.num_domains_curve()["base", 1], color=COLOURS["base"], lw=1, ls="--")
-        _plain(axes, "pseudo-domains M", "", _setup_name(rows))
+        plain(axes, "pseudo-domains M", "", _setup_name(rows))
         axes.set_xticks(sorted({row.given_domains or 0 for row in rows}))
     grid[0].set_ylabel("class-only accuracy (%)")
     _legend(figure, [*handles.values(), *_paper(section.sweep)])
@@ -122,7 +122,7 @@ def num_domains_figure(section: Section) -> Figure:
 def _floor(rows: Sequence[Row]) -> float:
     """Return where the axis of accuracy begins: a little below what all have reached after a fifth of the rounds."""
     curves = [row.curve() for row in rows]
-    lowest = [value.mean - (value.std or 0.0) for curve in curves for _, value in curve[len(curve) // 5 :]]
+    lowest = [(curve["mean"] - curve["std"]).iloc[len(curve) // 5 :].min() for curve in curves if len(curve)]
     return max(0.0, 100 * min(lowest, default=0.0) - 2)
 
 
@@ -139,15 +139,10 @@ def _points(axes: Axes, rows: Sequence[Row], label: str, style: dict[str, Any]) 
 
 
 def _curve(axes: Axes, row: Row, variant: int) -> None:
-    points = row.curve()
-    rounds = [number for number, _ in points]
-    means = [100 * value.mean for _, value in points]
-    deviations = [100 * (value.std or 0.0) for _, value in points]
-    colour = COLOURS[row.supervision]
-    axes.plot(rounds, means, color=colour, label=_label(row), **_line(variant))
-    low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-    high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.15, lw=0)
+    curve = 100 * row.curve()
+    low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
+    axes.plot(curve.index, curve["mean"], color=COLOURS[row.supervision], label=_label(row), **_line(variant))
+    axes.fill_between(curve.index, low, high, color=COLOURS[row.supervision], alpha=0.15, lw=0)
 
 
 def _line(variant: int) -> dict[str, Any]:
@@ -195,14 +190,6 @@ def _setup_name(rows: Sequence[Row]) -> str:
 def _short(text: str, length: int) -> str:
     """Return a text that fits; a dollar sign in it would begin a formula."""
     return (text if len(text) <= length else f"{text[: length - 1]}…").replace("$", r"\$")
-
-
-def _plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _paper(rows: Sequence[Row]) -> list[Artist]:

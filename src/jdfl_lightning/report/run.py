@@ -58,6 +58,7 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(title, loc="left", fontsize=10)
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
