@@ -1,12 +1,12 @@
-"""The table of runs -> experiments, rows of tables, differences to the baseline, and what the paper reports of them."""
+"""The table of runs -> experiments, and a table of their results: ``report.csv``."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -14,142 +14,25 @@ from jdfl_lightning.joint.targets import default_alpha
 from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import METHOD, PACKAGE, SUPERVISIONS, Settings, Value
 from jdfl_lightning.report.published.differences import differences, shown
-from jdfl_lightning.report.statistics import Difference, Spread, paired_difference, spread
+from jdfl_lightning.report.statistics import paired_difference, spread
 from jdfl_lightning.storage.folder import DOMAIN_PREFIX
 
+COLUMNS = [
+    *("experiment", "table", "algorithm", "supervision", "num_domains", "settings", "seeds", "quantity", "domain"),
+    *("target", "mean", "std", "count", "difference", "difference_low", "difference_high", "difference_seeds"),
+    *("verdict", "paper", "paper_gain", "paper_doubtful", "differs_from_paper"),
+]
+"""Columns of ``report.csv``. Accuracies are shares; a quantity is accuracy, rounds, bytes_up or bytes_down."""
 Method: TypeAlias = tuple[str, Settings, str, Settings]
-"""Algorithm, training, supervision, joint: `METHOD` of the table of runs."""
+"""What runs of an experiment share that differ in the seed alone: `METHOD`."""
+Runs: TypeAlias = dict[Method, pd.DataFrame]
+"""The table of runs of an experiment, by method."""
+Paper: TypeAlias = tuple[published.Result | None, str]
+"""What the paper reports for a row, and what differs from it."""
+Line: TypeAlias = Any
+"""A line of `Section.results`, with its cells as attributes."""
 _PAPER_ORDER = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON")
 _ROUNDING = 1e-9  # a mean of equal accuracies may be larger than each of them
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What the seeds of a row needed to reach an accuracy; means are over those that did."""
-
-    target: float
-    reached: int
-    rounds: Spread | None
-    up: Spread | None
-    """Bytes sent by clients; none if no seed got there, or if the runs did not count them."""
-    down: Spread | None
-    """Bytes sent to clients."""
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """Runs that differ in the seed alone."""
-
-    algorithm: str
-    training: Settings
-    supervision: str
-    joint: Settings
-    rounds: pd.DataFrame
-    """Their lines of the table of runs, in the order of seeds."""
-    base: pd.DataFrame
-    """The best rounds of the same algorithm and settings without a joint head; empty if there are none."""
-    training_settings: str
-    """The settings, other than the joint head's, that tell this row from others of the experiment."""
-    joint_settings: str
-    """Those of the joint head, but for M."""
-    published: published.Result | None
-    """What the paper reports where data set, clients, epochs and share of clients are the same."""
-    differs: str
-    """What else is not as in the paper."""
-
-    @property
-    def settings(self) -> str:
-        """The settings that tell this row from others of the experiment."""
-        return ", ".join(filter(None, (self.training_settings, self.joint_settings)))
-
-    @property
-    def given_domains(self) -> int | None:
-        """M, if it was set."""
-        given = dict(self.joint).get("num_domains")
-        return None if given is None else int(given)
-
-    @property
-    def name(self) -> str:
-        """Algorithm, supervision, M if it was set, and settings."""
-        given = "" if self.given_domains is None else f"M = {self.given_domains}"
-        return " ".join(filter(None, (self.algorithm, self.supervision, given, self.settings)))
-
-    @property
-    def runs(self) -> pd.DataFrame:
-        """The best round of each run, in the order of seeds."""
-        return self.rounds[self.rounds["best"]]
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds, in order."""
-        return list(self.runs["seed"])
-
-    @property
-    def num_domains(self) -> list[int]:
-        """Each M that was set or found, in order."""
-        return sorted(set(self.runs["num_domains"]))
-
-    @property
-    def accuracy(self) -> Spread:
-        """Accuracy of the best round over the seeds."""
-        return spread(list(self.runs["test/acc"]))
-
-    @property
-    def difference(self) -> Difference | None:
-        """Accuracy minus the baseline's over the seeds that both have; nothing for the baseline."""
-        if self.supervision == "base":
-            return None
-        values, base = (runs.set_index("seed")["test/acc"].to_dict() for runs in (self.runs, self.base))
-        return paired_difference(values, base)
-
-    @property
-    def verdict(self) -> str | None:
-        """What the seeds say of the difference to the baseline; nothing for the baseline."""
-        if self.supervision == "base":
-            return None
-        return self.difference.verdict if self.difference else "no base to compare"
-
-    @property
-    def setup(self) -> tuple[str, Settings]:
-        """What a row has in common with its baseline."""
-        return self.algorithm, self.training
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What rows share that differ in a given M alone."""
-        ignored = ("num_domains", "clustering.criterion", "clustering.max_domains")
-        return (*self.setup, self.supervision, tuple(pair for pair in self.joint if pair[0] not in ignored))
-
-    def domain(self, name: str) -> Spread:
-        """Return a domain's accuracy in the round that is best overall, over the seeds."""
-        return spread(list(self.runs[DOMAIN_PREFIX + name]))
-
-    def paper(self, domain: str | None = None) -> tuple[float, bool] | None:
-        """Return what the paper prints, overall or for a domain, and whether it may be a misprint."""
-        found = self.published
-        if found is None or (domain is not None and domain not in found.domains):
-            return None
-        return (
-            (found.overall, found.doubts("overall"))
-            if domain is None
-            else (found.domains[domain], found.doubts(domain))
-        )
-
-    def curve(self) -> pd.DataFrame:
-        """Return mean and deviation (0 for one seed) of the accuracy over the rounds that every seed evaluated."""
-        found = self.rounds.groupby("round")["test/acc"].agg(["mean", "std", "count"])
-        return found[found["count"] == len(self.seeds)].fillna(0.0)
-
-    def cost(self, target: float) -> Cost:
-        """Return what it took to reach an accuracy."""
-        reached = self.rounds[self.rounds["test/acc"] >= target - _ROUNDING].drop_duplicates("seed")
-        found = [spread(list(reached[name])) if len(reached) else None for name in ("round", "bytes/up", "bytes/down")]
-        return Cost(target, len(reached), *(None if s is None or math.isnan(s.mean) else s for s in found))
-
-    def costs(self, targets: Sequence[float]) -> list[Cost]:
-        """Return what it took to reach accuracies; if none is given, the mean of the baseline's best ones."""
-        default = [spread(list(self.base["test/acc"])).mean] if len(self.base) else []
-        return [self.cost(target) for target in targets or default]
 
 
 @dataclass(frozen=True)
@@ -163,84 +46,116 @@ class Section:
     domains: list[str]
     experiment: str | None
     """The paper's experiment with these settings."""
-    rows: list[Row]
-    """The main table."""
-    sweep: list[Row]
-    """Rows with a given M, where there are several of one kind: the curve over M."""
+    runs: Runs
+    results: pd.DataFrame
+    """A line for each quantity of each row: `COLUMNS`, and what `_about` returns."""
+
+    def lines(self, table: str, quantity: str, domain: str | None = None) -> list[Line]:
+        """Return the lines of one quantity, one for each row of a table (and target)."""
+        found = self.results[(self.results["table"] == table) & (self.results["quantity"] == quantity)]
+        return list(found[found["domain"].isna() if domain is None else found["domain"] == domain].itertuples())
 
     @property
-    def drawn(self) -> list[Row]:
-        """The main table's rows, but of those that differ in a given M alone one: `_typical`."""
-        return [row for row in self.rows if row.given_domains in (None, self._typical(row))]
+    def rows(self) -> list[Line]:
+        """The main table: overall accuracies."""
+        return self.lines("main", "accuracy")
 
-    def _typical(self, row: Row) -> int | None:
+    @property
+    def sweep(self) -> list[Line]:
+        """Those with a given M, where there are several of one kind: the curve over M."""
+        return self.lines("num_domains", "accuracy")
+
+    @property
+    def drawn(self) -> list[Line]:
+        """The main table's rows, but of those that differ in a given M alone one: `_typical`."""
+        rows = self.rows
+        return [row for row in rows if row.given_domains in (None, self._typical(row, rows))]
+
+    def _typical(self, row: Line, rows: Sequence[Line]) -> int:
         """Return the given M that stands for a row's kind: the number of true domains, or else the median one."""
-        numbers = sorted(other.given_domains or 0 for other in self.rows if other.kind == row.kind)
+        numbers = sorted(other.given_domains or 0 for other in rows if other.kind == row.kind)
         return len(self.domains) if len(self.domains) in numbers else numbers[(len(numbers) - 1) // 2]
 
+    def curve(self, row: Line) -> pd.DataFrame:
+        """Return mean and deviation (0 for one seed) of a row's accuracy over the rounds that every seed evaluated."""
+        found = self.runs[row.method].groupby("round")["test/acc"].agg(["mean", "std", "count"])
+        return found[found["count"] == len(row.accuracies)].fillna(0.0)
 
-def compare(table: pd.DataFrame) -> list[Section]:
-    """Sort the table of runs into experiments and rows."""
-    found = [_section(settings, lines) for settings, lines in table.groupby("section", sort=False)]
+
+def compare(table: pd.DataFrame, targets: Sequence[float] = ()) -> list[Section]:
+    """Sort the table of runs into experiments and rows, and derive their results.
+
+    Args:
+        table: as `read_runs` returns it.
+        targets: accuracies to say rounds and bytes for; by default the mean of each algorithm's baseline.
+    """
+    found = [_section(settings, runs, targets) for settings, runs in table.groupby("section", sort=False)]
     order = [*published.TITLES, None]
     found.sort(key=lambda section: (order.index(section.experiment), section.about))
-    titles = [
-        _differing(section.settings, [other.settings for other in found if other.title == section.title])
-        for section in found
-    ]
-    return [
-        replace(section, title=", ".join(filter(None, (section.title, told_apart))))
-        for section, told_apart in zip(found, titles, strict=True)
-    ]
+    sections = []
+    for section in found:
+        told_apart = _differing(section.settings, [other.settings for other in found if other.title == section.title])
+        sections.append(replace(section, title=", ".join(filter(None, (section.title, told_apart)))))
+    return sections
 
 
-def _section(settings: Settings, lines: pd.DataFrame) -> Section:
+def _section(settings: Settings, table: pd.DataFrame, targets: Sequence[float]) -> Section:
     known = dict(settings)
     domains, data = json.loads(str(known["domains"])), str(known["data"])
     experiment = published.find_experiment(data, *map(known.get, ("data.num_clients", "epochs", "client_fraction")))
-    lines = lines.sort_values("seed", kind="stable")
-    methods = dict(iter(lines.groupby(METHOD, sort=False)))
-    rows = sorted((_row(method, methods, experiment) for method in methods), key=_order)
-    given = {row.kind: {other.given_domains for other in rows if other.kind == row.kind} for row in rows}
-    about = [f"{name.removeprefix('data.')} {value}" for name, value in settings if name not in ("data", "domains")]
+    words = [f"{name.removeprefix('data.')} {value}" for name, value in settings if name not in ("data", "domains")]
+    about = ", ".join([data, *words, f"domains {' / '.join(domains)}"])
+    runs = dict(iter(table.sort_values("seed", kind="stable").groupby(METHOD, sort=False)))
+    rows = sorted((_about(method, runs) for method in runs), key=_order)
+    main: list[dict[str, Any]] = []
+    sweep: list[dict[str, Any]] = []
+    for row in rows:
+        given = {other["given_domains"] for other in rows if other["kind"] == row["kind"]}
+        if row["given_domains"] is None or None not in given:  # else the row with a chosen M stands for it
+            lines = _lines(row, runs, domains, targets, _paper(row, settings, experiment, m_is_chosen=True))
+            main += [row | {"table": "main"} | line for line in lines]
+        if row["given_domains"] is not None and len(given - {None}) > 1:
+            line = next(_lines(row, runs, (), (), _paper(row, settings, experiment, m_is_chosen=False)))
+            sweep.append(row | {"table": "num_domains"} | line)
+    empty: dict[str, Any] = dict.fromkeys(COLUMNS)
     return Section(
         settings=settings,
         title=data.rpartition(".")[2] if experiment is None else published.TITLES[experiment],
-        about=", ".join([data, *about, f"domains {' / '.join(domains)}"]),
+        about=about,
         domains=domains,
         experiment=experiment,
-        # a row whose M was chosen by clustering stands for those of its kind with a given M
-        rows=[row for row in rows if row.given_domains is None or None not in given[row.kind]],
-        sweep=[
-            _with_curve(row, experiment)
-            for row in rows
-            if row.given_domains is not None and len(given[row.kind] - {None}) > 1
-        ],
+        runs=runs,
+        results=pd.DataFrame([empty | {"experiment": about} | line for line in (*main, *sweep)], dtype=object),
     )
 
 
-def _row(method: Method, methods: dict[Method, pd.DataFrame], experiment: str | None) -> Row:
-    """Return the row of a method beside all methods of its experiment."""
+def _about(method: Method, runs: Runs) -> dict[str, Any]:
+    """Return what all lines of a row share."""
     algorithm, training, supervision, joint = method
-    rounds = methods[method]
-    base = methods.get((algorithm, training, "base", ()), rounds.iloc[:0])
-    own = not str(dict(training)["algorithm"]).startswith(PACKAGE)  # the paper's is another class of that name
-    experiment = None if own else experiment
-    of_algorithm = [(name, value) for name, value in training if name.startswith("algorithm")]
-    rivals = [other for name, other, _, _ in methods if name == algorithm]
-    settings = [_differing(of_algorithm, rivals)]
-    settings.append(_differing([pair for pair in training if pair not in of_algorithm], [key[1] for key in methods]))
-    rivals = [(*joint, *other) for _, _, name, other in methods if name == supervision]  # absent is not different
-    row = Row(
-        *method,
-        rounds=rounds,
-        base=base[base["best"]],
-        training_settings=", ".join(filter(None, settings)),
-        joint_settings=_differing([pair for pair in joint if pair[0] != "num_domains"], rivals),
-        published=None if experiment is None else published.find_result(experiment, algorithm, supervision),
-        differs="",
+    best = runs[method][runs[method]["best"]]
+    of_algorithm = tuple(pair for pair in training if pair[0].startswith("algorithm"))
+    others = tuple(pair for pair in training if pair not in of_algorithm)
+    training_settings = (
+        _differing(of_algorithm, [rival for name, rival, _, _ in runs if name == algorithm]),
+        _differing(others, [rival for _, rival, _, _ in runs]),
     )
-    return row if experiment is None or row.published is None else replace(row, differs=_differs(row, experiment))
+    rivals = [(*joint, *rival) for _, _, name, rival in runs if name == supervision]  # absent is not different
+    joint_settings = _differing([pair for pair in joint if pair[0] != "num_domains"], rivals)
+    m_alone = ("num_domains", "clustering.criterion", "clustering.max_domains")
+    return {
+        "method": method,
+        "setup": (algorithm, training),  # what a row has in common with its baseline
+        "kind": (*method[:3], tuple(pair for pair in joint if pair[0] not in m_alone)),  # rows that differ in M alone
+        "algorithm": algorithm,
+        "supervision": supervision,
+        "given_domains": dict(joint).get("num_domains"),
+        "num_domains": " ".join(map(str, sorted(set(best["num_domains"])))),
+        "training_settings": ", ".join(filter(None, training_settings)),
+        "joint_settings": joint_settings,
+        "settings": ", ".join(filter(None, (*training_settings, joint_settings))),
+        "seeds": " ".join(map(str, best["seed"])),
+        "accuracies": tuple(best["test/acc"]),
+    }
 
 
 def _differing(settings: Iterable[tuple[str, Value]], rivals: Sequence[Settings]) -> str:
@@ -252,31 +167,78 @@ def _differing(settings: Iterable[tuple[str, Value]], rivals: Sequence[Settings]
     )
 
 
-def method_order(row: Row) -> tuple[int, str, int]:
+def method_order(algorithm: str, supervision: str) -> tuple[int, str, int]:
     """Return what methods are sorted by: the paper's order of algorithms, then of supervisions."""
-    known = _PAPER_ORDER.index(row.algorithm) if row.algorithm in _PAPER_ORDER else len(_PAPER_ORDER)
-    return known, row.algorithm, SUPERVISIONS.index(row.supervision)
+    known = _PAPER_ORDER.index(algorithm) if algorithm in _PAPER_ORDER else len(_PAPER_ORDER)
+    return known, algorithm, SUPERVISIONS.index(supervision)
 
 
-def _order(row: Row) -> tuple[object, ...]:
-    known, algorithm, supervision = method_order(row)
-    return known, algorithm, str(row.training), supervision, row.given_domains or 0, str(row.joint)
+def _order(row: dict[str, Any]) -> tuple[object, ...]:
+    algorithm, training, supervision, joint = row["method"]
+    *of_algorithm, of_supervision = method_order(algorithm, supervision)
+    return *of_algorithm, str(training), of_supervision, row["given_domains"] or 0, str(joint)
 
 
-def _with_curve(row: Row, experiment: str | None) -> Row:
-    """Put what the paper reports for the row's M in the place of its main table."""
-    value = published.num_domains_curve().get((row.supervision, row.given_domains or 0))
-    if value is None or row.published is None or experiment != published.M_CURVE or row.algorithm != "FedAvg":
-        return replace(row, published=None, differs="")
-    result = published.Result(row.algorithm, row.supervision, value)
-    return replace(row, published=result, differs=_differs(row, experiment, m_is_chosen=False))
+def _lines(
+    row: dict[str, Any], runs: Runs, domains: Sequence[str], targets: Sequence[float], paper: Paper
+) -> Iterator[dict[str, Any]]:
+    """Yield the results of a row: accuracy, that of each domain, and what it took to reach the targets."""
+    own, base = runs[row["method"]], runs.get((*row["setup"], "base", ()))
+    best = own[own["best"]]
+    yield _quantity("accuracy", best["test/acc"]) | _difference(row, best, base) | _printed(paper)
+    for name in domains:
+        yield _quantity("accuracy", best[DOMAIN_PREFIX + name]) | {"domain": name} | _printed(paper, name)
+    for target in targets or ([] if base is None else [spread(list(base[base["best"]]["test/acc"])).mean]):
+        reached = own[own["test/acc"] >= target - _ROUNDING].drop_duplicates("seed")
+        for name, column in (("rounds", "round"), ("bytes_up", "bytes/up"), ("bytes_down", "bytes/down")):
+            yield _quantity(name, reached[column]) | {"target": target}
 
 
-def _differs(row: Row, experiment: str, m_is_chosen: bool = True) -> str:
-    """Name what differs from the paper, with the paper's value; in its main table M was chosen by the elbow."""
-    section = row.rounds["section"].iloc[0]
-    mine: dict[str, Value] = dict((*section, *row.training, *row.joint)) | {"seeds": len(row.seeds)}
-    parts = differences(experiment, row.algorithm, mine, set(map(default_alpha, row.num_domains)))
-    if m_is_chosen and row.given_domains is not None:
-        parts.append(f"M {row.given_domains} given (paper by elbow)")
-    return ", ".join(parts)
+def _quantity(name: str, values: Iterable[float]) -> dict[str, Any]:
+    found = spread(list(values))
+    mean = None if math.isnan(found.mean) else found.mean
+    return {"quantity": name, "mean": mean, "std": found.std, "count": float(found.count)}
+
+
+def _difference(row: dict[str, Any], best: pd.DataFrame, base: pd.DataFrame | None) -> dict[str, Any]:
+    """Return the accuracy minus the baseline's over the seeds that both have; nothing for the baseline."""
+    if row["supervision"] == "base":
+        return {}
+    base = best.iloc[:0] if base is None else base[base["best"]]
+    found = paired_difference(*(runs.set_index("seed")["test/acc"].to_dict() for runs in (best, base)))
+    if found is None:
+        return {"verdict": "no base to compare"}
+    seeds = " ".join(map(str, found.seeds))
+    ends = {"difference_low": found.low, "difference_high": found.high}
+    return {"difference": found.mean, **ends, "difference_seeds": seeds, "verdict": found.verdict}
+
+
+def _paper(row: dict[str, Any], settings: Settings, experiment: str | None, m_is_chosen: bool) -> Paper:
+    """Return what the paper reports for a row, and what differs from it: in its main table M was chosen by elbow."""
+    algorithm, training, supervision, joint = row["method"]
+    if experiment is None or not str(dict(training)["algorithm"]).startswith(PACKAGE):
+        return None, ""  # also if a class of the user's own has the name of the paper's
+    result, m = published.find_result(experiment, algorithm, supervision), row["given_domains"]
+    if result is not None and not m_is_chosen:
+        value = published.num_domains_curve().get((supervision, m))
+        known = (experiment, algorithm) == (published.M_CURVE, "FedAvg")
+        result = published.Result(algorithm, supervision, value) if known and value else None
+    mine: dict[str, Value] = dict((*settings, *training, *joint)) | {"seeds": len(row["accuracies"])}
+    alphas = {default_alpha(int(number)) for number in row["num_domains"].split()}
+    parts = differences(experiment, algorithm, mine, alphas)
+    parts += [f"M {m} given (paper by elbow)"] if m_is_chosen and m is not None else []
+    return result, ", ".join(parts)
+
+
+def _printed(paper: Paper, domain: str | None = None) -> dict[str, Any]:
+    """Return what the paper prints overall, or for a domain."""
+    result, differs = paper
+    if result is None or (domain is not None and domain not in result.domains):
+        return {}
+    value, gain = (result.overall, result.gain) if domain is None else (result.domains[domain], None)
+    return {
+        "paper": round(value / 100, 4),
+        "paper_gain": None if gain is None else round(gain / 100, 4),
+        "paper_doubtful": "yes" if result.doubts("overall" if domain is None else domain) else "no",
+        "differs_from_paper": differs,
+    }

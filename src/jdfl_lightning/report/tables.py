@@ -1,14 +1,14 @@
-"""A comparison as tables of text."""
+"""Results as tables of text, and as CSV."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import pandas as pd
+
 from jdfl_lightning.report.collect import LeftOut
-from jdfl_lightning.report.comparison import Row, Section, method_order
-from jdfl_lightning.report.markup import NONE, Column, Table
-from jdfl_lightning.report.statistics import Spread
+from jdfl_lightning.report.comparison import Line, Section, method_order
+from jdfl_lightning.report.markup import NONE, Column, Table, csv_cell
 
 
 def percent(value: float, sign: bool = False) -> str:
@@ -20,53 +20,44 @@ def percent(value: float, sign: bool = False) -> str:
     return f"{100 * value:{'+' if sign else ''}.2f}"
 
 
-def _spread(value: Spread) -> str:
-    """Return a mean and, if there are several seeds, its standard deviation; nothing if there is no number."""
-    if math.isnan(value.mean):
+def _accuracy(line: Line) -> str:
+    """Return a mean and, if there are several seeds, its standard deviation."""
+    if line.mean is None:
         return NONE
-    return percent(value.mean) if value.std is None else f"{percent(value.mean)} ± {percent(value.std)}"
+    return percent(line.mean) if line.std is None else f"{percent(line.mean)} ± {percent(line.std)}"
 
 
-def _difference(row: Row) -> str:
+def _difference(row: Line) -> str:
     """Return the difference to the baseline with its interval, and over which seeds, if not over all."""
-    found = row.difference
-    if found is None:
+    if row.difference is None:
         return NONE
-    seeds = "" if list(found.seeds) == row.seeds else f" over seeds {', '.join(map(str, found.seeds))}"
-    if found.low is None or found.high is None:
-        return f"{percent(found.mean, sign=True)}{seeds}"
-    interval = f"[{percent(found.low, sign=True)}, {percent(found.high, sign=True)}]"
-    return f"{percent(found.mean, sign=True)} {interval}{seeds}"
+    low, high = row.difference_low, row.difference_high
+    interval = "" if low is None else f" [{percent(low, sign=True)}, {percent(high, sign=True)}]"
+    seeds = "" if row.difference_seeds == row.seeds else f" over seeds {row.difference_seeds.replace(' ', ', ')}"
+    return f"{percent(row.difference, sign=True)}{interval}{seeds}"
 
 
-def _num_domains(row: Row) -> str:
+def _num_domains(row: Line) -> str:
     """Return M: as given, or all that clustering found."""
-    if row.supervision == "base":
-        return NONE
-    return ", ".join(map(str, row.num_domains)) + ("" if row.given_domains is None else " given")
+    found = NONE if row.supervision == "base" else row.num_domains.replace(" ", ", ")
+    return found if row.given_domains is None else f"{found} given"
 
 
-def _paper(row: Row, domain: str | None = None) -> str:
-    """Return what the paper has for a row, or for a domain of it, with a mark if it may be a misprint."""
-    found = row.paper(domain)
-    return "" if found is None else f"{found[0]:.2f}{'?' if found[1] else ''}"
+def _paper(line: Line) -> str:
+    """Return what the paper has, with a mark if it may be a misprint, and its gain."""
+    gain = "" if line.paper_gain is None else f" ({percent(line.paper_gain, sign=True)})"
+    return "" if line.paper is None else f"{percent(line.paper)}{'?' if line.paper_doubtful == 'yes' else ''}{gain}"
 
 
-def _paper_gain(row: Row) -> str:
-    gain = "" if row.published is None or row.published.gain is None else f" ({row.published.gain:+.2f})"
-    return f"{_paper(row)}{gain}" or NONE
-
-
-def _best(rows: Sequence[Row]) -> set[int]:
+def _best(rows: Sequence[Line]) -> set[int]:
     """Return which rows have the highest mean of their algorithm, where there are several."""
     means: dict[str, list[float]] = {}
     for row in rows:
-        means.setdefault(row.algorithm, []).append(row.accuracy.mean)
-    best = {algorithm: max(found) for algorithm, found in means.items() if len(found) > 1}
-    return {index for index, row in enumerate(rows) if row.accuracy.mean == best.get(row.algorithm)}
+        means.setdefault(row.algorithm, []).append(row.mean)
+    return {i for i, row in enumerate(rows) if len(of := means[row.algorithm]) > 1 and row.mean == max(of)}
 
 
-def _who(rows: Sequence[Row]) -> list[Column]:
+def _who(rows: Sequence[Line]) -> list[Column]:
     """Return the columns that say what a row is."""
     return [
         Column("algorithm", [row.algorithm for row in rows], "pin"),
@@ -81,88 +72,80 @@ def _settings(settings: Sequence[str]) -> list[Column]:
     return [Column("settings", [text or NONE for text in settings], "text")] if any(settings) else []
 
 
-def accuracy_table(rows: Sequence[Row], caption: str) -> Table:
+def accuracy_table(rows: Sequence[Line], caption: str) -> Table:
     """Return the main table: accuracy, difference to base, verdict, the paper's value and what differs from it."""
     columns = [
         *_who(rows),
-        Column("seeds", [str(len(row.seeds)) for row in rows]),
-        Column("accuracy", [_spread(row.accuracy) for row in rows], bold=_best(rows)),
+        Column("seeds", [str(len(row.accuracies)) for row in rows]),
+        Column("accuracy", [_accuracy(row) for row in rows], bold=_best(rows)),
         Column("difference to base", [_difference(row) for row in rows]),
         Column("verdict", [row.verdict or NONE for row in rows], "word"),
     ]
-    if any(row.published for row in rows):
-        columns.append(Column("paper (gain)", [_paper_gain(row) for row in rows]))
-        columns.append(Column("differs from the paper", [row.differs or NONE for row in rows], "note"))
+    if any(row.paper for row in rows):
+        columns.append(Column("paper (gain)", [_paper(row) or NONE for row in rows]))
+        columns.append(Column("differs from the paper", [row.differs_from_paper or NONE for row in rows], "note"))
     return Table(caption, columns)
 
 
 def overview_table(sections: Sequence[Section]) -> Table:
     """Return the accuracy of each method in each experiment, with the difference to base in brackets."""
-    methods: dict[tuple[str, str, str], dict[int, Row]] = {}
-    for row, place in sorted(
-        ((row, place) for place, section in enumerate(sections) for row in section.drawn),
-        key=lambda pair: method_order(pair[0]),
-    ):
-        rivals = [other for other in sections[place].drawn if method_order(other) == method_order(row)]
-        settings = row.settings if len(rivals) > 1 else ""
-        methods.setdefault((row.algorithm, row.supervision, settings), {})[place] = row
-    algorithms, supervisions, settings_of = zip(*methods, strict=True)
-    columns = [Column("algorithm", [*algorithms], "pin"), Column("supervision", [*supervisions], "pin")]
-    columns += _settings(settings_of)
+    methods: dict[tuple[str, str, str], dict[int, Line]] = {}
+    best = []
     for place, section in enumerate(sections):
-        rows = [found.get(place) for found in methods.values()]
-        best = [section.drawn[index] for index in _best(section.drawn)]
-        bold = {index for index, row in enumerate(rows) if row in best}
-        columns.append(Column(section.title, [NONE if row is None else _overview(row) for row in rows], bold=bold))
+        rows = section.drawn
+        best += [rows[index] for index in _best(rows)]
+        names = [(row.algorithm, row.supervision) for row in rows]
+        for row, name in zip(rows, names, strict=True):
+            methods.setdefault((*name, row.settings if names.count(name) > 1 else ""), {})[place] = row
+    methods = dict(sorted(methods.items(), key=lambda method: method_order(*method[0][:2])))
+    algorithms, supervisions, settings = zip(*methods, strict=True)
+    columns = [Column("algorithm", [*algorithms], "pin"), Column("supervision", [*supervisions], "pin")]
+    columns += _settings(settings)
+    for place, section in enumerate(sections):
+        found = [of.get(place) for of in methods.values()]
+        bold = {index for index, row in enumerate(found) if row in best}
+        columns.append(Column(section.title, [NONE if row is None else _overview(row) for row in found], bold=bold))
     caption = "Accuracy (%) in the best round, mean over seeds; in brackets the difference to base, seed by seed."
     return Table(f"{caption} Whether the seeds support it, M and settings are in the tables below.", columns)
 
 
-def _overview(row: Row) -> str:
-    difference = "" if row.difference is None else f" ({percent(row.difference.mean, sign=True)})"
-    return f"{percent(row.accuracy.mean)}{difference}"
+def _overview(row: Line) -> str:
+    return percent(row.mean) + ("" if row.difference is None else f" ({percent(row.difference, sign=True)})")
 
 
 def domain_table(section: Section) -> Table:
     """Return the accuracy of each domain, in the round that is best overall, with the paper's value in brackets."""
-    rows = section.rows
-    columns = [*_who(rows), Column("overall", [_spread(row.accuracy) for row in rows], bold=_best(rows))]
-    with_paper = False
+    columns = [*_who(section.rows), Column("overall", list(map(_accuracy, section.rows)), bold=_best(section.rows))]
+    beside = "."
     for name in section.domains:
-        printed = [_paper(row, name) for row in rows]
-        with_paper |= any(printed)
-        cells = [
-            _spread(r.domain(name)) + (f" [{paper}]" if paper else "") for r, paper in zip(rows, printed, strict=True)
-        ]
-        columns.append(Column(name, cells))
-    caption = "Accuracy (%) of each domain in the best round" + (", in brackets the paper's." if with_paper else ".")
-    return Table(caption, columns)
+        lines = section.lines("main", "accuracy", name)
+        columns.append(Column(name, [_accuracy(line) + (f" [{_paper(line)}]" if line.paper else "") for line in lines]))
+        beside = ", in brackets the paper's." if any(line.paper for line in lines) else beside
+    return Table(f"Accuracy (%) of each domain in the best round{beside}", columns)
 
 
-def cost_table(section: Section, targets: Sequence[float]) -> Table:
+def cost_table(section: Section, what: str) -> Table:
     """Return the rounds and megabytes that it took to reach an accuracy."""
-    pairs = [(row, cost) for row in section.rows for cost in row.costs(targets)]
-    costs = [cost for _, cost in pairs]
-    what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
+    rounds, up, down = (section.lines("main", quantity) for quantity in ("rounds", "bytes_up", "bytes_down"))
+    columns = [
+        *_who(rounds),
+        Column("target", [percent(line.target) for line in rounds]),
+        Column("reached by", [f"{line.count:.0f} of {len(line.accuracies)} seeds" for line in rounds]),
+        Column("rounds", [NONE if line.mean is None else f"{line.mean:.1f}" for line in rounds]),
+    ]
+    for name, lines in (("MB up", up), ("MB down", down)):
+        columns.append(Column(name, [NONE if line.mean is None else f"{line.mean / 1e6:,.1f}" for line in lines]))
     caption = f"Rounds and megabytes, all clients together, to reach {what}: means over the seeds that did."
-    return Table(
-        f"{caption} The bytes of discovery are not among them.",
-        [
-            *_who([row for row, _ in pairs]),
-            Column("target", [percent(cost.target) for cost in costs]),
-            Column("reached by", [f"{cost.reached} of {len(row.seeds)} seeds" for row, cost in pairs]),
-            Column("rounds", [NONE if cost.rounds is None else f"{cost.rounds.mean:.1f}" for cost in costs]),
-            Column("MB up", [_megabytes(cost.up) for cost in costs]),
-            Column("MB down", [_megabytes(cost.down) for cost in costs]),
-        ],
-    )
-
-
-def _megabytes(sent: Spread | None) -> str:
-    return NONE if sent is None else f"{sent.mean / 1e6:,.1f}"
+    return Table(f"{caption} The bytes of discovery are not among them.", columns)
 
 
 def left_out_table(left_out: Sequence[LeftOut]) -> Table:
     """Return the runs that do not count, with reasons."""
     folders, reasons = [str(entry.folder) for entry in left_out], [entry.reason for entry in left_out]
     return Table("Runs that are in no table.", [Column("run folder", folders, "text"), Column("why", reasons, "text")])
+
+
+def as_csv(results: pd.DataFrame) -> str:
+    """Return a table as CSV."""
+    cells = [list(map(csv_cell, line)) for line in results.itertuples(index=False)]
+    return str(pd.DataFrame(cells, columns=results.columns, dtype=object).to_csv(index=False, lineterminator="\n"))

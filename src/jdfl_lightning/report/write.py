@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from jdfl_lightning.core.errors import InputError, require
 from jdfl_lightning.core.files import write_whole
+from jdfl_lightning.report import tables
 from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_runs
-from jdfl_lightning.report.comparison import Row, Section, compare
+from jdfl_lightning.report.comparison import COLUMNS, Line, Section, compare
 from jdfl_lightning.report.figures import DPI, ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
 from jdfl_lightning.report.markup import Block, Part, Picture, is_report, render
-from jdfl_lightning.report.records import Record, as_csv, records
-from jdfl_lightning.report.tables import (
-    accuracy_table,
-    cost_table,
-    domain_table,
-    left_out_table,
-    overview_table,
-    percent,
-)
 
 TITLE = "Comparison of runs"
 PAGE = "report.html"
-_FILES = ("report.md", "report.csv", "report.tex", PAGE)
+_TABLES = ("report.md", "report.csv", "report.tex")
 _PICTURES = "report-*.png"
 _INTRODUCTION = (
     "Accuracy is class-only accuracy (%) on the test images of all domains, in each run's best round; mean and sample "
@@ -51,7 +44,8 @@ class Report:
     folder: Path
     num_runs: int
     left_out: list[LeftOut]
-    records: list[Record]
+    results: pd.DataFrame
+    """What ``report.csv`` holds."""
     pictures: list[Path]
 
 
@@ -70,7 +64,7 @@ def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = 
     if table.empty:
         first = left_out[0]
         raise InputError(f"Expected a run to report on but all are left out, such as {first.folder}: {first.reason}.")
-    sections, count = compare(table), int(table["best"].sum())
+    sections, count = compare(table, targets), int(table["best"].sum())
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,15 +73,18 @@ def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = 
         stale.unlink()
     parts: list[Part] = [("How to read this", [_summary(count, left_out), *_INTRODUCTION])]
     if len(sections) > 1:
-        parts.append(("All experiments", [overview_table(sections)]))
-    parts += [_part(section, targets, output / f"report-{i}") for i, section in enumerate(sections, start=1)]
+        parts.append(("All experiments", [tables.overview_table(sections)]))
+    what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
+    parts += [_part(section, what, output / f"report-{i}") for i, section in enumerate(sections, start=1)]
     everything = "Nothing: every run found is in the tables."
-    parts.append(("Left out", [left_out_table(left_out) if left_out else everything]))
-    found = records(sections, targets)
-    contents = {name: as_csv(found) if name == "report.csv" else render(name, TITLE, parts) for name in _FILES}
-    for name, content in contents.items():
+    parts.append(("Left out", [tables.left_out_table(left_out) if left_out else everything]))
+    results = pd.concat([section.results[COLUMNS] for section in sections])
+    results = results[results["mean"].notna() | results["target"].isna()]  # a target that no run reached has no mean
+    names = (*_TABLES, PAGE)
+    contents = [tables.as_csv(results) if name == "report.csv" else render(name, TITLE, parts) for name in names]
+    for name, content in zip(names, contents, strict=True):
         write_whole(output / name, content.encode(errors="replace"))  # a folder's name may be no text
-    return Report(output, count, left_out, found, sorted(output.glob(_PICTURES)))
+    return Report(output, count, left_out, results, sorted(output.glob(_PICTURES)))
 
 
 def _check_output(output: Path) -> None:
@@ -102,7 +99,7 @@ def _check_output(output: Path) -> None:
 
 def _was_cut_off(names: set[str]) -> bool:
     """Return whether files are the beginning of a report: pictures come first, the page comes last."""
-    tables = names & set(_FILES[:-1])
+    tables = names & set(_TABLES)
     pictures = {name for name in names if fnmatch(name, _PICTURES)}
     aside = {name for name in names if name == "wandb" or fnmatch(name, ".*.tmp")}
     return names == tables | pictures | aside and (not tables or bool(pictures))
@@ -114,31 +111,34 @@ def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
     return f"{runs} compared; {aside}."
 
 
-def _part(section: Section, targets: Sequence[float], pictures: Path) -> Part:
+def _part(section: Section, what: str, pictures: Path) -> Part:
     """Return an experiment's tables and pictures; the pictures are drawn, to files whose names begin as given."""
 
-    def draw(
-        draw_figure: Callable[[Section], Figure], name: str, caption: str, what: str, rows: Sequence[Row]
-    ) -> Picture:
+    def draw(figure: Figure, name: str, caption: str, seen: str, rows: Sequence[Line]) -> Picture:
         file = pictures.with_name(f"{pictures.name}-{name}.png")
-        draw_figure(section).savefig(file, dpi=DPI)
-        means = "; ".join(f"{row.name} {percent(row.accuracy.mean)}" for row in rows)
-        return Picture(file, caption, f"{section.title}: {what}. {means}")
+        figure.savefig(file, dpi=DPI)
+        means = "; ".join(f"{_name(row)} {tables.percent(row.mean)}" for row in rows)
+        return Picture(file, caption, f"{section.title}: {seen}. {means}")
 
-    drawn = section.drawn
+    rows, drawn, sweep = section.rows, section.drawn, section.sweep
     one_m = " Where several M were given, one is drawn: the number of true domains, or else the median."
-    one_m = one_m if len(drawn) < len(section.rows) else ""
+    one_m = one_m if len(drawn) < len(rows) else ""
     caption = "Accuracy (%) in the best round, mean ± standard deviation over seeds."
-    blocks: list[Block] = [f"{section.about}.", accuracy_table(section.rows, caption)]
-    caption = "Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut."
-    blocks.append(draw(accuracy_figure, "accuracy", caption + one_m, "curves, a panel for each algorithm", drawn))
-    blocks.append(domain_table(section))
+    blocks: list[Block] = [f"{section.about}.", tables.accuracy_table(rows, caption)]
+    caption = f"Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut.{one_m}"
+    blocks.append(draw(accuracy_figure(section), "accuracy", caption, "curves, a panel for each algorithm", drawn))
+    blocks.append(tables.domain_table(section))
     if ablation_groups(section):
-        caption = "The joint head with hard targets beside the other supervisions; circles are seeds."
-        blocks.append(draw(ablation_figure, "ablation", caption + one_m, "bars of the ablation", drawn))
-    if section.sweep:
+        caption = f"The joint head with hard targets beside the other supervisions; circles are seeds.{one_m}"
+        blocks.append(draw(ablation_figure(section), "ablation", caption, "bars of the ablation", drawn))
+    if sweep:
         caption = "Accuracy over a given number of pseudo-domains M; bars are one standard deviation over seeds."
-        blocks.append(draw(num_domains_figure, "num-domains", caption, "accuracy over M", section.sweep))
-        blocks.append(accuracy_table(section.sweep, "Accuracy (%) with a given number of pseudo-domains M."))
-    costs = cost_table(section, targets)
+        blocks.append(draw(num_domains_figure(section), "num-domains", caption, "accuracy over M", sweep))
+        blocks.append(tables.accuracy_table(sweep, "Accuracy (%) with a given number of pseudo-domains M."))
+    costs = tables.cost_table(section, what)
     return section.title, [*blocks, costs] if costs.rows else blocks
+
+
+def _name(row: Line) -> str:
+    given = "" if row.given_domains is None else f"M = {row.given_domains}"
+    return " ".join(filter(None, (row.algorithm, row.supervision, given, row.settings)))
