@@ -27,19 +27,8 @@ METHOD = ["algorithm", "training", "supervision", "joint"]
 SUPERVISIONS = ("base", "hard", "graded", "random")
 _NO_RUNS_INSIDE = ("wandb", "checkpoints", "clients", "discovery")
 _FREE = (
-    "seed_everything",
-    "supervision",
-    "presets",
-    "discovery",
-    "checkpoint",
-    "backend",
-    "logger",
-    "run_dir",
-    "resume",
-    "trainer.accelerator",
-    "trainer.devices",
-    "data.root",
-    "data.download",
+    *("seed_everything", "supervision", "presets", "discovery", "checkpoint", "backend", "logger", "run_dir", "resume"),
+    *("trainer.accelerator", "trainer.devices", "data.root", "data.download"),
 )
 """Settings that make no other experiment of a run, or are looked at by themselves."""
 _SECTION = ("data", "domains", "epochs", "client_fraction")
@@ -95,16 +84,7 @@ def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
 def read_runs(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[LeftOut]]:
     """Return one table of all runs; leave out what is unreadable, unfinished, of another split, or there twice.
 
-    The table has a line for each run and round, with the columns of ``metrics.csv`` (``bytes/up`` and ``bytes/down``
-    are sums up to the round), and ``best``, which is true in one line of each run. The other columns are the same in
-    all lines of a run:
-
-    - ``folder``, ``seed``, ``supervision``, and ``algorithm``, the name of its class;
-    - ``section``: data set, clients, local epochs, share of clients, which make the experiment;
-    - ``joint``: settings of the joint head that the supervision looks at, none for the baseline;
-    - ``training``: all other settings that the baseline shares;
-    - ``num_domains``: M, as set or found, and 1 for the baseline;
-    - ``data``: checksum of the images and of who holds them, none if the folder does not say.
+    `jdfl_lightning.report` says what the columns are.
     """
     tables: list[pd.DataFrame] = []
     left_out: list[LeftOut] = []
@@ -200,7 +180,7 @@ def _pick(settings: dict[str, Value], names: Iterable[str], but: Iterable[str]) 
 
 def _fingerprint(run: Run) -> str | None:
     """Return the checksum of a run's images: from its discovery, or, for a baseline, from its newest checkpoint."""
-    if run.discovery and "data" in run.discovery:
+    if run.discovery is not None:
         return str(run.discovery["data"])
     checkpoints = Checkpoints(run.folder, 1)
     try:

@@ -67,14 +67,13 @@ class Section:
 
     @property
     def drawn(self) -> list[Line]:
-        """The main table's rows, but of those that differ in a given M alone one: `_typical`."""
-        rows = self.rows
-        return [row for row in rows if row.given_domains in (None, self._typical(row, rows))]
-
-    def _typical(self, row: Line, rows: Sequence[Line]) -> int:
-        """Return the given M that stands for a row's kind: the number of true domains, or else the median one."""
-        numbers = sorted(other.given_domains or 0 for other in rows if other.kind == row.kind)
-        return len(self.domains) if len(self.domains) in numbers else numbers[(len(numbers) - 1) // 2]
+        """The main table's rows; where several M were given, one: the number of true domains, or else the median."""
+        found, rows = [], self.rows
+        for row in rows:
+            given = sorted(other.given_domains or 0 for other in rows if other.kind == row.kind)
+            typical = len(self.domains) if len(self.domains) in given else given[(len(given) - 1) // 2]
+            found += [row] if row.given_domains in (None, typical) else []
+        return found
 
     def curve(self, row: Line) -> pd.DataFrame:
         """Return mean and deviation (0 for one seed) of a row's accuracy over the rounds that every seed evaluated."""

@@ -17,15 +17,8 @@ from markupsafe import Markup, escape
 
 GENERATOR = "jdfl-lightning report"
 """Tells a page of ours from others."""
-_LATEX = {
+_LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -39,8 +32,6 @@ _LATEX = {
 }
 _UNKNOWN = re.compile("[«»ÐðÞþ\u0100-\U0010ffff]")
 """What LaTeX stops at with its usual fonts."""
-
-
 NONE = "-"
 """Shown where there is nothing to show."""
 

@@ -45,8 +45,12 @@ def _num_domains(row: Line) -> str:
 
 def _paper(line: Line) -> str:
     """Return what the paper has, with a mark if it may be a misprint, and its gain."""
-    gain = "" if line.paper_gain is None else f" ({percent(line.paper_gain, sign=True)})"
-    return "" if line.paper is None else f"{percent(line.paper)}{'?' if line.paper_doubtful == 'yes' else ''}{gain}"
+    doubt = "?" if line.paper_doubtful == "yes" else ""
+    return "" if line.paper is None else f"{percent(line.paper)}{doubt}{_in_brackets(line.paper_gain)}"
+
+
+def _in_brackets(difference: float | None) -> str:
+    return "" if difference is None else f" ({percent(difference, sign=True)})"
 
 
 def _best(rows: Sequence[Line]) -> set[int]:
@@ -103,14 +107,10 @@ def overview_table(sections: Sequence[Section]) -> Table:
     columns += _settings(settings)
     for place, section in enumerate(sections):
         found = [of.get(place) for of in methods.values()]
-        bold = {index for index, row in enumerate(found) if row in best}
-        columns.append(Column(section.title, [NONE if row is None else _overview(row) for row in found], bold=bold))
+        cells = [percent(row.mean) + _in_brackets(row.difference) if row else NONE for row in found]
+        columns.append(Column(section.title, cells, bold={i for i, row in enumerate(found) if row in best}))
     caption = "Accuracy (%) in the best round, mean over seeds; in brackets the difference to base, seed by seed."
     return Table(f"{caption} Whether the seeds support it, M and settings are in the tables below.", columns)
-
-
-def _overview(row: Line) -> str:
-    return percent(row.mean) + ("" if row.difference is None else f" ({percent(row.difference, sign=True)})")
 
 
 def domain_table(section: Section) -> Table:
