@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -54,7 +55,8 @@ from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data import cache
 from jdfl_lightning.joint import joint_index, split_index
-from jdfl_lightning.report.records import COLUMNS, as_csv
+from jdfl_lightning.report.comparison import COLUMNS
+from jdfl_lightning.report.tables import as_csv
 from jdfl_lightning.storage.folder import append_metrics
 from jdfl_lightning.studies.inference import Prediction, write_predictions
 
@@ -535,7 +537,7 @@ def test_no_text_is_a_formula(text: str) -> None:
     assert row[:2] == [safe, safe]
     assert row[2:] == ["0.5000", "1"]
     record = dict.fromkeys(COLUMNS) | {"experiment": text, "domain": text, "mean": -0.5, "paper": None, "seeds": "0 1"}
-    (read,) = csv.DictReader(io.StringIO(as_csv([record]), newline=""))
+    (read,) = csv.DictReader(io.StringIO(as_csv(pd.DataFrame([record], dtype=object)), newline=""))
     assert (read["experiment"], read["domain"], read["mean"], read["paper"], read["seeds"]) == (
         safe,
         safe,

@@ -63,7 +63,14 @@ def test_imports_go_left(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("wandb", "ui"), ("jsonargparse", "config"), ("ray", "backends"), ("flwr", "federation")],
+    [
+        ("wandb", "ui"),
+        ("jsonargparse", "config"),
+        ("ray", "backends"),
+        ("flwr", "federation"),
+        ("pandas", "report"),
+        ("jinja2", "report"),
+    ],
 )
 def test_a_library_has_one_home(library: str, home: str) -> None:
     assert {group(file) for file in FILES if library in {m.split(".")[0] for m in imports(file)}} <= {home}

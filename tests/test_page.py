@@ -56,6 +56,8 @@ def test_page(browser: Browser, page_file: Path, width: int, scheme: Literal["li
     assert page.locator("table").count() == 5
     assert page.locator("table:visible").count() == 5
     assert page.locator("tbody tr").count() == 12 + 12 + 12 + 12 + 2
+    broken = str(page_file.parents[1] / "runs" / "broken")  # may be broken into lines, and is shown as it is
+    assert broken in page.locator("td.text").all_inner_texts()
     sizes = page.eval_on_selector_all(
         "img", "all => all.map(i => [i.complete, i.naturalWidth, i.naturalHeight, i.alt])"
     )

@@ -34,7 +34,7 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitFailure, FitResult, RoundContext
 from jdfl_lightning.core.seeding import sample_clients
 from jdfl_lightning.core.tensors import Record, norm, sub
-from jdfl_lightning.report.collect import read_finished
+from jdfl_lightning.report.collect import read_runs
 from jdfl_lightning.server.rounds import Journal, ServerState, run_rounds
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
 from jdfl_lightning.storage.folder import read_run
@@ -366,8 +366,8 @@ def test_a_private_run_keeps_its_last_weights_alone(capsys: pytest.CaptureFixtur
     run = read_run(Path("run"))
     assert all(math.isnan(row["test/acc_best"]) for row in run.rows)
     assert run.ends == {"last": run.rows[2]}
-    (finished,), left_out = read_finished([Path("run")])
-    assert (finished.accuracy, left_out) == (run.rows[2]["test/acc"], [])
+    table, left_out = read_runs([Path("run")])
+    assert (list(table[table["best"]]["test/acc"]), left_out) == ([run.rows[2]["test/acc"]], [])
     assert main(["test", "--run", "run"]) == 0
     assert "last" in capsys.readouterr().out
     image = str(next(image_tree.rglob("*.png")))

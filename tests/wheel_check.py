@@ -37,12 +37,14 @@ def main() -> None:
         run(command, "--version")
         run(command, "fit", "--rounds", "2", "--run_dir", "run")
         run(command, "test", "--run", "run")
+        run(command, "report", "run")
+        assert "Comparison of runs" in (folder / "report" / "report.html").read_text()
         assert "num_clients: 40" in run(command, "fit", "--config", "pacs_c.yaml", "--print_config")
         read = "from jdfl_lightning.report import published as p; print(len(p.main_table()), p.ari_grid()[5, 32, 'B'])"
         assert run(bin_folder / "python", "-c", read) == "60 0.987\n"
         (folder / "script.py").write_bytes((CHECKOUT / "examples/joint_resnet.py").read_bytes())
         assert "overall" in run(bin_folder / "python", "script.py")
-        left = {path.name for path in folder.iterdir()} - {"empty", wheel.name, "run", "script.py"}
+        left = {path.name for path in folder.iterdir()} - {"empty", wheel.name, "run", "report", "script.py"}
         assert not left, f"left behind: {left}"
 
 

@@ -44,8 +44,6 @@ def tell(report: Report) -> None:
 
 def upload(report: Report, like: WandbRounds | None = None) -> None:
     """Put a report on Weights & Biases."""
-    from jdfl_lightning.report.records import COLUMNS
     from jdfl_lightning.ui.loggers import upload_report
 
-    rows = [[record[name] for name in COLUMNS] for record in report.records]
-    upload_report(report.folder, COLUMNS, rows, report.pictures, like)
+    upload_report(report.folder, list(report.results), report.results.values.tolist(), report.pictures, like)

@@ -1,17 +1,20 @@
-"""Run folders -> the runs that can be compared, and why the others cannot."""
+"""Run folders -> one table of the runs that can be compared, and why the others cannot."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pandas as pd
+
+from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, StorageError
-from jdfl_lightning.core.settings import flat_settings
+from jdfl_lightning.core.settings import declared_settings, flat_settings
+from jdfl_lightning.data.base import PLACES
 from jdfl_lightning.storage.checkpoint import Checkpoints, read_header
 from jdfl_lightning.storage.folder import DIAGNOSIS, DISCOVERY, METRICS, Run, read_run
 from jdfl_lightning.storage.trust import CONFIG
@@ -22,24 +25,17 @@ Settings: TypeAlias = tuple[tuple[str, Value], ...]
 
 PACKAGE = "jdfl_lightning."
 """Start of the import paths of classes that are not the user's own."""
+METHOD = ["algorithm", "training", "supervision", "joint"]
+"""Columns that runs of one experiment share if they differ in the seed alone."""
 SUPERVISIONS = ("base", "hard", "graded", "random")
 _NO_RUNS_INSIDE = ("wandb", "checkpoints", "clients", "discovery")
 _FREE = (
-    "seed_everything",
-    "supervision",
-    "discovery",
-    "checkpoint",
-    "backend",
-    "logger",
-    "run_dir",
-    "resume",
-    "trainer.accelerator",
-    "trainer.devices",
-    "data.root",
-    "data.download",
+    *("seed_everything", "supervision"),
+    *(setting.name for setting in declared_settings(Experiment) if setting.role in ("place", "output")),
+    *(f"data.{name}" for name in PLACES),
 )
 """Settings that make no other experiment of a run, or are looked at by themselves."""
-_SECTION = ("data", "epochs", "client_fraction")
+_SECTION = ("data", "domains", "epochs", "client_fraction")
 """Settings of which each combination is an experiment of its own."""
 _JOINT = ("num_domains", "alpha", "tau", "phi", "score", "clustering")
 _JOINT_OF = {
@@ -49,6 +45,7 @@ _JOINT_OF = {
     "random": ("num_domains", "clustering", "phi", "score"),
 }
 """Settings of the joint head, and which of them a supervision looks at."""
+_BYTES = ["bytes/up", "bytes/down"]
 
 
 @dataclass(frozen=True)
@@ -59,40 +56,7 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A run that counts, with what makes it comparable to others."""
-
-    run: Run
-    seed: int
-    algorithm: str
-    """Name of the algorithm's class."""
-    supervision: str
-    section: Settings
-    """Data set, clients, local epochs, share of clients: the experiment."""
-    training: Settings
-    """All other settings that the baseline shares."""
-    joint: Settings
-    """Settings of the joint head that the supervision looks at; none for the baseline."""
-    given_domains: int | None
-    """M, if it was set."""
-    num_domains: int
-    """M, as set or found."""
-    fingerprint: str | None
-    """Checksum of the images and of who holds them; none if the folder does not say."""
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What all seeds of one row of a table share."""
-        return self.section, self.algorithm, self.training, self.supervision, self.joint
-
-    @property
-    def accuracy(self) -> float:
-        """The best round's."""
-        return self.run.best["test/acc"]
-
-
-def find_run_folders(paths: Sequence[Path]) -> list[Path]:
+def find_run_folders(paths: Iterable[Path]) -> list[Path]:
     """Return the run folders that are named or lie below one that is, each once, in the order of their names."""
     found: dict[Path, Path] = {}
     for path in sorted(paths):
@@ -121,52 +85,72 @@ def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
         yield folder
 
 
-def read_finished(folders: Iterable[Path]) -> tuple[list[Finished], list[LeftOut]]:
-    """Read run folders; leave out what is unreadable, unfinished, of another split, or there twice."""
-    finished: list[Finished] = []
+def read_runs(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[LeftOut]]:
+    """Return one table of all runs; leave out what is unreadable, unfinished, of another split, or there twice.
+
+    `jdfl_lightning.report` says what the columns are.
+    """
+    tables: list[pd.DataFrame] = []
     left_out: list[LeftOut] = []
     for folder in folders:
         try:
-            finished.append(_read(folder))
+            tables.append(_read(folder))
         except InputError as error:
             left_out.append(LeftOut(folder, str(error)))
-    finished = _without_other_splits(finished, left_out)
-    finished = _without_repetitions(finished, left_out)
-    return finished, sorted(left_out, key=lambda entry: entry.folder)
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    for find in (_other_splits, _repetitions) if tables else ():
+        found = list(find(table[table["best"]]))
+        table = table[~table["folder"].isin([entry.folder for entry in found])]
+        left_out += found
+    return table, sorted(left_out, key=lambda entry: entry.folder)
 
 
-def _read(folder: Path) -> Finished:
+def _read(folder: Path) -> pd.DataFrame:
     if not (folder / METRICS).exists() and (folder / DISCOVERY).exists():
         raise InputError("no round is finished: a discovery alone, or a run that was cut off after it")
     run = read_run(folder)
     try:
-        settings = _settings(run.config)
-        supervision = str(run.config["supervision"])
-        rounds, seed = int(run.config["rounds"]), int(run.config["seed_everything"])
-        algorithm = str(settings["algorithm"]).rpartition(".")[2]
-        data = str(settings["data"])
-        data = data.rpartition(".")[2] if data.startswith(PACKAGE) else data
-        given = settings.get("num_domains") if supervision != "base" else None
-        section = _pick(settings, _SECTION) | {"data": data, "domains": json.dumps(run.domains)}
-        return Finished(
-            run=_checked(run, rounds),
-            seed=seed,
-            algorithm=algorithm,
-            supervision=supervision,
-            section=_sorted(section),
-            training=_sorted(_without(settings, (*_FREE, *_SECTION, *_JOINT))),
-            joint=_sorted(_joint(settings, _JOINT_OF[supervision], given)),
-            given_domains=None if given is None else int(given),
-            num_domains=1 if supervision == "base" else _num_domains(run),
-            fingerprint=_fingerprint(run),
-        )
+        about = _about(run)
+        _check_rounds(run, int(run.config["rounds"]))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"its {CONFIG} is not one of a run: {type(error).__name__} {error}") from error
+    table = pd.DataFrame(run.rows)
+    table[_BYTES] = table.reindex(columns=_BYTES).cumsum(skipna=False)
+    best = run.best
+    table["best"] = [row is best for row in run.rows]
+    for name, value in about.items():
+        table[name] = pd.Series([value] * len(table), dtype=object)
+    return table
 
 
-def _checked(run: Run, rounds: int) -> Run:
+def _about(run: Run) -> dict[str, object]:
+    """Return what is the same in all lines of a run."""
+    settings = _settings(run.config)
+    supervision, data = str(run.config["supervision"]), str(settings["data"])
+    settings["data"] = data.rpartition(".")[2] if data.startswith(PACKAGE) else data
+    settings["domains"] = json.dumps(run.domains)
+    unused: tuple[str, ...] = ()
+    if supervision != "base":
+        if run.discovery is None:
+            raise InputError(f"it has no {DISCOVERY}, which says the number of pseudo-domains")
+        if (given := settings.get("num_domains")) is not None:
+            settings["num_domains"], unused = int(given), ("clustering.criterion", "clustering.max_domains")
+    return {
+        "folder": run.folder,
+        "seed": int(run.config["seed_everything"]),
+        "algorithm": str(settings["algorithm"]).rpartition(".")[2],
+        "supervision": supervision,
+        "section": _pick(settings, _SECTION, _FREE),
+        "training": _pick(settings, settings, (*_FREE, *_SECTION, *_JOINT)),
+        "joint": _pick(settings, _JOINT_OF[supervision], unused),
+        "num_domains": 1 if run.discovery is None or supervision == "base" else run.discovery["num_domains"],
+        "data": _fingerprint(run),
+    }
+
+
+def _check_rounds(run: Run, rounds: int) -> None:
     done = len({row["round"] for row in run.rows})
     if done < rounds:
         raise InputError(f"unfinished: {done} of {rounds} rounds")
@@ -177,15 +161,6 @@ def _checked(run: Run, rounds: int) -> Run:
         raise InputError("no round was evaluated")
     if not all(0 <= accuracy <= 1 for accuracy in evaluated):
         raise InputError(f"its {METRICS} has an accuracy that is not between 0 and 1")
-    return run
-
-
-def _num_domains(run: Run) -> int:
-    """Return M from the discovery that every run with a joint head has."""
-    found = run.discovery.get("num_domains") if isinstance(run.discovery, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-        raise InputError(f"its {DISCOVERY} does not say the number of pseudo-domains")
-    return found
 
 
 def _settings(config: dict[str, Any]) -> dict[str, Value]:
@@ -200,30 +175,16 @@ def _settings(config: dict[str, Any]) -> dict[str, Value]:
     return found
 
 
-def _under(name: str, prefixes: Sequence[str]) -> bool:
-    return f"{name}.".startswith(tuple(f"{prefix}." for prefix in prefixes))
-
-
-def _pick(settings: dict[str, Value], prefixes: Sequence[str]) -> dict[str, Value]:
-    return {name: value for name, value in settings.items() if _under(name, prefixes) and not _under(name, _FREE)}
-
-
-def _without(settings: dict[str, Value], prefixes: Sequence[str]) -> dict[str, Value]:
-    return {name: value for name, value in settings.items() if not _under(name, prefixes)}
-
-
-def _joint(settings: dict[str, Value], prefixes: Sequence[str], given: Value) -> dict[str, Value]:
-    unused = () if given is None else ("clustering.criterion", "clustering.max_domains")
-    return _without(_pick(settings, prefixes), unused)
-
-
-def _sorted(settings: dict[str, Value]) -> Settings:
-    return tuple(sorted(settings.items()))
+def _pick(settings: dict[str, Value], names: Iterable[str], but: Iterable[str]) -> Settings:
+    """Return the settings of, or below, some names, but for those of, or below, others."""
+    wanted, unwanted = (tuple(f"{name}." for name in chosen) for chosen in (names, but))
+    found = {name for name in settings if f"{name}.".startswith(wanted) and not f"{name}.".startswith(unwanted)}
+    return tuple((name, settings[name]) for name in sorted(found))
 
 
 def _fingerprint(run: Run) -> str | None:
     """Return the checksum of a run's images: from its discovery, or, for a baseline, from its newest checkpoint."""
-    if run.discovery and "data" in run.discovery:
+    if run.discovery is not None:
         return str(run.discovery["data"])
     checkpoints = Checkpoints(run.folder, 1)
     try:
@@ -232,41 +193,27 @@ def _fingerprint(run: Run) -> str | None:
         return None
 
 
-def _without_other_splits(runs: Sequence[Finished], left_out: list[LeftOut]) -> list[Finished]:
-    """Keep, of each experiment and seed, the runs that share most runs' images; those that do not say stay.
+def _other_splits(runs: pd.DataFrame) -> Iterator[LeftOut]:
+    """Find, of each experiment and seed, the runs that do not share most runs' images; those that do not say stay.
 
     Where there is no majority, none of those that say is kept: nothing tells which are the right ones.
     """
-    kept = []
-    shared: dict[tuple[Settings, int], Counter[str]] = {}
-    for run in runs:
-        if run.fingerprint is not None:
-            shared.setdefault((run.section, run.seed), Counter())[run.fingerprint] += 1
-    for run in runs:
-        counts = shared.get((run.section, run.seed), Counter())
-        most = max(counts.values(), default=0)
-        usual = [name for name, count in counts.items() if count == most]
-        if run.fingerprint is None or usual == [run.fingerprint]:
-            kept.append(run)
-        elif len(usual) > 1:
-            reason = (
-                f"the runs of seed {run.seed} differ in images, or in how they are dealt out, and no majority agrees"
-            )
-            left_out.append(LeftOut(run.run.folder, f"{reason}: report those that belong together"))
-        else:
-            others = "1 run" if most == 1 else f"{most} runs"
-            reason = f"other images, or dealt out otherwise, than in the {others} of seed {run.seed} kept"
-            left_out.append(LeftOut(run.run.folder, reason))
-    return kept
+    for _, group in runs.dropna(subset="data").groupby(["section", "seed"], sort=False):
+        usual = group["data"].mode()
+        for run in group.itertuples():
+            if len(usual) > 1:
+                reason = f"the runs of seed {run.seed} differ in images, or in how they are dealt out, and no majority"
+                yield LeftOut(run.folder, f"{reason} agrees: report those that belong together")
+            elif run.data != usual[0]:
+                kept = f"the {(group['data'] == usual[0]).sum()} runs of seed {run.seed} kept"
+                yield LeftOut(run.folder, f"other images, or dealt out otherwise, than in {kept}")
 
 
-def _without_repetitions(runs: Sequence[Finished], left_out: list[LeftOut]) -> list[Finished]:
-    """Keep the first of the runs that have all settings and the seed in common."""
-    kept: dict[tuple[object, ...], Finished] = {}
-    for run in runs:
-        first = kept.setdefault((run.key, run.seed), run)
-        if first is not run:
-            same = "the same" if first.run.best == run.run.best else "another"
-            reason = f"repeats {first.run.folder}: the same settings and seed, with {same} best round"
-            left_out.append(LeftOut(run.run.folder, reason))
-    return list(kept.values())
+def _repetitions(runs: pd.DataFrame) -> Iterator[LeftOut]:
+    """Find the runs that have all settings and the seed in common with one before them."""
+    for _, group in runs.groupby(["section", *METHOD, "seed"], sort=False):
+        numbers = group.drop(columns=["folder", "data"])
+        for place in range(1, len(group)):
+            same = "the same" if numbers.iloc[place].equals(numbers.iloc[0]) else "another"
+            reason = f"repeats {group['folder'].iloc[0]}: the same settings and seed, with {same} best round"
+            yield LeftOut(group["folder"].iloc[place], reason)

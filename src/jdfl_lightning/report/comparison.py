@@ -1,251 +1,243 @@
-"""Finished runs -> experiments, rows of tables, differences to the baseline, and what the paper reports for them."""
+"""The table of runs -> experiments, and a table of their results: ``report.csv``."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import pandas as pd
 
 from jdfl_lightning.joint.targets import default_alpha
 from jdfl_lightning.report import published
-from jdfl_lightning.report.collect import PACKAGE, SUPERVISIONS, Finished, Settings, Value
+from jdfl_lightning.report.collect import METHOD, PACKAGE, SUPERVISIONS, Settings, Value
 from jdfl_lightning.report.published.differences import differences, shown
-from jdfl_lightning.report.statistics import Difference, Spread, paired_difference, spread
+from jdfl_lightning.report.statistics import paired_difference, spread
 from jdfl_lightning.storage.folder import DOMAIN_PREFIX
 
+COLUMNS = [
+    *("experiment", "table", "algorithm", "supervision", "num_domains", "settings", "seeds", "quantity", "domain"),
+    *("target", "mean", "std", "count", "difference", "difference_low", "difference_high", "difference_seeds"),
+    *("verdict", "paper", "paper_gain", "paper_doubtful", "differs_from_paper"),
+]
+"""Columns of ``report.csv``. Accuracies are shares; a quantity is accuracy, rounds, bytes_up or bytes_down."""
+Method: TypeAlias = tuple[str, Settings, str, Settings]
+"""What runs of an experiment share that differ in the seed alone: `METHOD`."""
+Runs: TypeAlias = dict[Method, pd.DataFrame]
+"""The table of runs of an experiment, by method."""
+Paper: TypeAlias = tuple[published.Result | None, str]
+"""What the paper reports for a row, and what differs from it."""
+Line: TypeAlias = Any
+"""A line of `Section.results`, with its cells as attributes."""
 _PAPER_ORDER = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON")
-
-
-@dataclass(frozen=True)
-class Row:
-    """Runs that differ in the seed alone."""
-
-    runs: tuple[Finished, ...]
-    """In the order of their seeds."""
-    base: tuple[Finished, ...]
-    """Runs of the same algorithm and settings without a joint head; empty if there are none."""
-    training_settings: str
-    """The settings, other than the joint head's, that tell this row from others of the experiment."""
-    joint_settings: str
-    """Those of the joint head, but for M."""
-    published: published.Result | None
-    """What the paper reports where data set, clients, epochs and share of clients are the same."""
-    differs: str
-    """What else is not as in the paper."""
-
-    @property
-    def settings(self) -> str:
-        """The settings that tell this row from others of the experiment."""
-        return ", ".join(filter(None, (self.training_settings, self.joint_settings)))
-
-    @property
-    def algorithm(self) -> str:
-        """Name of the algorithm."""
-        return self.runs[0].algorithm
-
-    @property
-    def supervision(self) -> str:
-        """base, hard, graded or random."""
-        return self.runs[0].supervision
-
-    @property
-    def given_domains(self) -> int | None:
-        """M, if it was set."""
-        return self.runs[0].given_domains
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds, in order."""
-        return [run.seed for run in self.runs]
-
-    @property
-    def accuracy(self) -> Spread:
-        """Accuracy of the best round over the seeds."""
-        return spread([run.accuracy for run in self.runs])
-
-    @property
-    def difference(self) -> Difference | None:
-        """Accuracy minus the baseline's over the seeds that both have; nothing for the baseline."""
-        if self.supervision == "base":
-            return None
-        return paired_difference(
-            {run.seed: run.accuracy for run in self.runs}, {run.seed: run.accuracy for run in self.base}
-        )
-
-    @property
-    def setup(self) -> tuple[str, Settings]:
-        """What a row has in common with its baseline."""
-        return self.runs[0].algorithm, self.runs[0].training
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What rows share that differ in a given M alone."""
-        ignored = ("num_domains", "clustering.criterion", "clustering.max_domains")
-        return (*self.setup, self.supervision, tuple(pair for pair in self.runs[0].joint if pair[0] not in ignored))
-
-    def domain(self, name: str) -> Spread:
-        """Return a domain's accuracy in the round that is best overall, over the seeds."""
-        return spread([run.run.best[DOMAIN_PREFIX + name] for run in self.runs])
-
-    def curve(self) -> list[tuple[float, Spread]]:
-        """Return the accuracy over the rounds that every seed evaluated."""
-        curves = [{row["round"]: row["test/acc"] for row in run.run.rows} for run in self.runs]
-        rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
-        values = [(number, [curve[number] for curve in curves]) for number in rounds]
-        return [(number, spread(accuracies)) for number, accuracies in values if not math.isnan(sum(accuracies))]
+_ROUNDING = 1e-9  # a mean of equal accuracies may be larger than each of them
 
 
 @dataclass(frozen=True)
 class Section:
     """An experiment: data set, clients, local epochs, share of clients."""
 
+    settings: Settings
     title: str
     about: str
     """Its settings, in words."""
     domains: list[str]
     experiment: str | None
     """The paper's experiment with these settings."""
-    rows: list[Row]
-    """The main table."""
-    sweep: list[Row]
-    """Rows with a given M, where there are several of one kind: the curve over M."""
+    runs: Runs
+    results: pd.DataFrame
+    """A line for each quantity of each row: `COLUMNS`, and what `_about` returns."""
+
+    def lines(self, table: str, quantity: str, domain: str | None = None) -> list[Line]:
+        """Return the lines of one quantity, one for each row of a table (and target)."""
+        found = self.results[(self.results["table"] == table) & (self.results["quantity"] == quantity)]
+        return list(found[found["domain"].isna() if domain is None else found["domain"] == domain].itertuples())
 
     @property
-    def drawn(self) -> list[Row]:
-        """The main table's rows, but of those that differ in a given M alone one: `_typical`."""
-        return [row for row in self.rows if row.given_domains in (None, self._typical(row))]
+    def rows(self) -> list[Line]:
+        """The main table: overall accuracies."""
+        return self.lines("main", "accuracy")
 
-    def _typical(self, row: Row) -> int | None:
-        """Return the given M that stands for a row's kind: the number of true domains, or else the median one."""
-        numbers = sorted(other.given_domains or 0 for other in self.rows if other.kind == row.kind)
-        return len(self.domains) if len(self.domains) in numbers else numbers[(len(numbers) - 1) // 2]
+    @property
+    def sweep(self) -> list[Line]:
+        """Those with a given M, where there are several of one kind: the curve over M."""
+        return self.lines("num_domains", "accuracy")
+
+    @property
+    def drawn(self) -> list[Line]:
+        """The main table's rows; where several M were given, one: the number of true domains, or else the median."""
+        found, rows = [], self.rows
+        for row in rows:
+            given = sorted(other.given_domains or 0 for other in rows if other.kind == row.kind)
+            typical = len(self.domains) if len(self.domains) in given else given[(len(given) - 1) // 2]
+            found += [row] if row.given_domains in (None, typical) else []
+        return found
+
+    def curve(self, row: Line) -> pd.DataFrame:
+        """Return mean and deviation (0 for one seed) of a row's accuracy over the rounds that every seed evaluated."""
+        found = self.runs[row.method].groupby("round")["test/acc"].agg(["mean", "std", "count"])
+        return found[found["count"] == len(row.accuracies)].fillna(0.0)
 
 
-def compare(runs: Iterable[Finished]) -> list[Section]:
-    """Sort finished runs into experiments and rows."""
-    sections: dict[Settings, dict[tuple[object, ...], list[Finished]]] = {}
-    for run in runs:
-        sections.setdefault(run.section, {}).setdefault(run.key, []).append(run)
-    found = [_section(dict(key), list(groups.values())) for key, groups in sections.items()]
+def compare(table: pd.DataFrame, targets: Sequence[float] = ()) -> list[Section]:
+    """Sort the table of runs into experiments and rows, and derive their results.
+
+    Args:
+        table: as `read_runs` returns it.
+        targets: accuracies to say rounds and bytes for; by default the mean of each algorithm's baseline.
+    """
+    found = [_section(settings, runs, targets) for settings, runs in table.groupby("section", sort=False)]
     order = [*published.TITLES, None]
-    return _told_apart(sorted(found, key=lambda section: (order.index(section.experiment), section.about)))
+    found.sort(key=lambda section: (order.index(section.experiment), section.about))
+    sections = []
+    for section in found:
+        told_apart = _differing(section.settings, [other.settings for other in found if other.title == section.title])
+        sections.append(replace(section, title=", ".join(filter(None, (section.title, told_apart)))))
+    return sections
 
 
-def _told_apart(sections: Sequence[Section]) -> list[Section]:
-    """Add to titles that occur several times what the experiments differ in."""
-    found = []
-    for section in sections:
-        rivals = [dict(other.rows[0].runs[0].section) for other in sections if other.title == section.title]
-        own = dict(section.rows[0].runs[0].section)
-        parts = [
-            f"{name.removeprefix('data.')} {shown(value)}"
-            for name, value in own.items()
-            if any(rival.get(name, ...) != value for rival in rivals)
-        ]
-        found.append(replace(section, title=", ".join([section.title, *parts])))
-    return found
-
-
-def _section(settings: dict[str, Value], groups: Sequence[list[Finished]]) -> Section:
-    domains = json.loads(str(settings["domains"]))
-    data = str(settings["data"])
-    experiment = published.find_experiment(data, *map(settings.get, ("data.num_clients", "epochs", "client_fraction")))
-    bases = {(group[0].algorithm, group[0].training): group for group in groups if group[0].supervision == "base"}
-    rows = sorted((_row(group, groups, bases, experiment) for group in groups), key=_order)
-    shown = [f"{name} {value}" for name, value in settings.items() if name not in ("data", "domains")]
+def _section(settings: Settings, table: pd.DataFrame, targets: Sequence[float]) -> Section:
+    known = dict(settings)
+    domains, data = json.loads(str(known["domains"])), str(known["data"])
+    experiment = published.find_experiment(data, *map(known.get, ("data.num_clients", "epochs", "client_fraction")))
+    words = [f"{name.removeprefix('data.')} {value}" for name, value in settings if name not in ("data", "domains")]
+    about = ", ".join([data, *words, f"domains {' / '.join(domains)}"])
+    runs = dict(iter(table.sort_values("seed", kind="stable").groupby(METHOD, sort=False)))
+    rows = sorted((_about(method, runs) for method in runs), key=_order)
+    main: list[dict[str, Any]] = []
+    sweep: list[dict[str, Any]] = []
+    for row in rows:
+        given = {other["given_domains"] for other in rows if other["kind"] == row["kind"]}
+        if row["given_domains"] is None or None not in given:  # else the row with a chosen M stands for it
+            lines = _lines(row, runs, domains, targets, _paper(row, settings, experiment, m_is_chosen=True))
+            main += [row | {"table": "main"} | line for line in lines]
+        if row["given_domains"] is not None and len(given - {None}) > 1:
+            line = next(_lines(row, runs, (), (), _paper(row, settings, experiment, m_is_chosen=False)))
+            sweep.append(row | {"table": "num_domains"} | line)
+    empty: dict[str, Any] = dict.fromkeys(COLUMNS)
     return Section(
+        settings=settings,
         title=data.rpartition(".")[2] if experiment is None else published.TITLES[experiment],
-        about=", ".join([data, *(text.removeprefix("data.") for text in shown), f"domains {' / '.join(domains)}"]),
+        about=about,
         domains=domains,
         experiment=experiment,
-        rows=[row for row in rows if not _belongs_to_sweep_alone(row, rows)],
-        sweep=[
-            _with_curve(row, experiment) for row in rows if len(_given(row, rows)) > 1 and row.given_domains is not None
-        ],
-    )
-
-
-def _row(
-    group: Sequence[Finished],
-    groups: Sequence[Sequence[Finished]],
-    bases: dict[tuple[str, Settings], list[Finished]],
-    experiment: str | None,
-) -> Row:
-    runs = tuple(sorted(group, key=lambda run: run.seed))
-    first = runs[0]
-    own = not str(dict(first.training)["algorithm"]).startswith(PACKAGE)  # the paper's is another class of that name
-    known = None if own else experiment
-    result = None if known is None else published.find_result(known, first.algorithm, first.supervision)
-    rivals = [group[0] for group in groups]
-    return Row(
         runs=runs,
-        base=tuple(sorted(bases.get((first.algorithm, first.training), []), key=lambda run: run.seed)),
-        training_settings=_training_settings(first, rivals),
-        joint_settings=_joint_settings(first, rivals),
-        published=result,
-        differs="" if known is None or result is None else _differs(known, runs, m_is_chosen=True),
+        results=pd.DataFrame([empty | {"experiment": about} | line for line in (*main, *sweep)], dtype=object),
     )
 
 
-def method_order(row: Row) -> tuple[int, str, int]:
-    """Return what methods are sorted by: the paper's order of algorithms, then of supervisions."""
-    known = _PAPER_ORDER.index(row.algorithm) if row.algorithm in _PAPER_ORDER else len(_PAPER_ORDER)
-    return known, row.algorithm, SUPERVISIONS.index(row.supervision)
+def _about(method: Method, runs: Runs) -> dict[str, Any]:
+    """Return what all lines of a row share."""
+    algorithm, training, supervision, joint = method
+    best = runs[method][runs[method]["best"]]
+    of_algorithm = tuple(pair for pair in training if pair[0].startswith("algorithm"))
+    others = tuple(pair for pair in training if pair not in of_algorithm)
+    training_settings = (
+        _differing(of_algorithm, [rival for name, rival, _, _ in runs if name == algorithm]),
+        _differing(others, [rival for _, rival, _, _ in runs]),
+    )
+    rivals = [(*joint, *rival) for _, _, name, rival in runs if name == supervision]  # absent is not different
+    joint_settings = _differing([pair for pair in joint if pair[0] != "num_domains"], rivals)
+    m_alone = ("num_domains", "clustering.criterion", "clustering.max_domains")
+    return {
+        "method": method,
+        "setup": (algorithm, training),  # what a row has in common with its baseline
+        "kind": (*method[:3], tuple(pair for pair in joint if pair[0] not in m_alone)),  # rows that differ in M alone
+        "algorithm": algorithm,
+        "supervision": supervision,
+        "given_domains": dict(joint).get("num_domains"),
+        "num_domains": " ".join(map(str, sorted(set(best["num_domains"])))),
+        "training_settings": ", ".join(filter(None, training_settings)),
+        "joint_settings": joint_settings,
+        "settings": ", ".join(filter(None, (*training_settings, joint_settings))),
+        "seeds": " ".join(map(str, best["seed"])),
+        "accuracies": tuple(best["test/acc"]),
+    }
 
 
-def _order(row: Row) -> tuple[object, ...]:
-    known, algorithm, supervision = method_order(row)
-    first = row.runs[0]
-    return known, algorithm, str(first.training), supervision, row.given_domains or 0, str(first.joint)
-
-
-def _given(row: Row, rows: Sequence[Row]) -> set[int | None]:
-    return {other.given_domains for other in rows if other.kind == row.kind} - {None}
-
-
-def _with_curve(row: Row, experiment: str | None) -> Row:
-    """Put what the paper reports for the row's M in the place of its main table."""
-    value = published.num_domains_curve().get((row.supervision, row.given_domains or 0))
-    if value is None or row.published is None or experiment != published.M_CURVE or row.algorithm != "FedAvg":
-        return replace(row, published=None, differs="")
-    result = published.Result(row.algorithm, row.supervision, value)
-    return replace(row, published=result, differs=_differs(experiment, row.runs, m_is_chosen=False))
-
-
-def _belongs_to_sweep_alone(row: Row, rows: Sequence[Row]) -> bool:
-    """Return whether a row has a given M, and another of its kind, with M chosen by clustering, stands for it."""
-    chosen = any(other.kind == row.kind and other.given_domains is None for other in rows)
-    return row.given_domains is not None and chosen
-
-
-def _training_settings(run: Finished, others: Sequence[Finished]) -> str:
-    """Name the settings by which a row, and its baseline, differ from others of the experiment."""
-    same_algorithm = [dict(other.training) for other in others if other.algorithm == run.algorithm]
-    everyone = [dict(other.training) for other in others]
-    parts = []
-    for name, value in run.training:
-        rivals = same_algorithm if name.startswith("algorithm") else everyone
-        if any(rival.get(name, ...) != value for rival in rivals):
-            parts.append(f"{name} {shown(value)}")
-    return ", ".join(parts)
-
-
-def _joint_settings(run: Finished, others: Sequence[Finished]) -> str:
-    """Name the settings of the joint head by which a row differs from others, but for M, which has its own column."""
-    rivals = [dict(other.joint) for other in others if other.supervision == run.supervision]
+def _differing(settings: Iterable[tuple[str, Value]], rivals: Sequence[Settings]) -> str:
+    """Name the settings that not all have, or have otherwise."""
     return ", ".join(
-        f"{name} {shown(value)}"
-        for name, value in run.joint
-        if name != "num_domains" and any(rival.get(name, value) != value for rival in rivals)
+        f"{name.removeprefix('data.')} {shown(value)}"
+        for name, value in settings
+        if any(dict(rival).get(name, ...) != value for rival in rivals)
     )
 
 
-def _differs(experiment: str, runs: Sequence[Finished], m_is_chosen: bool) -> str:
-    """Name what differs from the paper, with the paper's value; in its main table M was chosen by the elbow."""
-    first = runs[0]
-    mine: dict[str, Value] = dict((*first.section, *first.training, *first.joint)) | {"seeds": len(runs)}
-    parts = differences(experiment, first.algorithm, mine, {default_alpha(run.num_domains) for run in runs})
-    if m_is_chosen and first.given_domains is not None:
-        parts.append(f"M {first.given_domains} given (paper by elbow)")
-    return ", ".join(parts)
+def method_order(algorithm: str, supervision: str) -> tuple[int, str, int]:
+    """Return what methods are sorted by: the paper's order of algorithms, then of supervisions."""
+    known = _PAPER_ORDER.index(algorithm) if algorithm in _PAPER_ORDER else len(_PAPER_ORDER)
+    return known, algorithm, SUPERVISIONS.index(supervision)
+
+
+def _order(row: dict[str, Any]) -> tuple[object, ...]:
+    algorithm, training, supervision, joint = row["method"]
+    *of_algorithm, of_supervision = method_order(algorithm, supervision)
+    return *of_algorithm, str(training), of_supervision, row["given_domains"] or 0, str(joint)
+
+
+def _lines(
+    row: dict[str, Any], runs: Runs, domains: Sequence[str], targets: Sequence[float], paper: Paper
+) -> Iterator[dict[str, Any]]:
+    """Yield the results of a row: accuracy, that of each domain, and what it took to reach the targets."""
+    own, base = runs[row["method"]], runs.get((*row["setup"], "base", ()))
+    best = own[own["best"]]
+    yield _quantity("accuracy", best["test/acc"]) | _difference(row, best, base) | _printed(paper)
+    for name in domains:
+        yield _quantity("accuracy", best[DOMAIN_PREFIX + name]) | {"domain": name} | _printed(paper, name)
+    for target in targets or ([] if base is None else [spread(list(base[base["best"]]["test/acc"])).mean]):
+        reached = own[own["test/acc"] >= target - _ROUNDING].drop_duplicates("seed")
+        for name, column in (("rounds", "round"), ("bytes_up", "bytes/up"), ("bytes_down", "bytes/down")):
+            yield _quantity(name, reached[column]) | {"target": target}
+
+
+def _quantity(name: str, values: Iterable[float]) -> dict[str, Any]:
+    found = spread(list(values))
+    mean = None if math.isnan(found.mean) else found.mean
+    return {"quantity": name, "mean": mean, "std": found.std, "count": float(found.count)}
+
+
+def _difference(row: dict[str, Any], best: pd.DataFrame, base: pd.DataFrame | None) -> dict[str, Any]:
+    """Return the accuracy minus the baseline's over the seeds that both have; nothing for the baseline."""
+    if row["supervision"] == "base":
+        return {}
+    base = best.iloc[:0] if base is None else base[base["best"]]
+    found = paired_difference(*(runs.set_index("seed")["test/acc"].to_dict() for runs in (best, base)))
+    if found is None:
+        return {"verdict": "no base to compare"}
+    seeds = " ".join(map(str, found.seeds))
+    ends = {"difference_low": found.low, "difference_high": found.high}
+    return {"difference": found.mean, **ends, "difference_seeds": seeds, "verdict": found.verdict}
+
+
+def _paper(row: dict[str, Any], settings: Settings, experiment: str | None, m_is_chosen: bool) -> Paper:
+    """Return what the paper reports for a row, and what differs from it: in its main table M was chosen by elbow."""
+    algorithm, training, supervision, joint = row["method"]
+    if experiment is None or not str(dict(training)["algorithm"]).startswith(PACKAGE):
+        return None, ""  # also if a class of the user's own has the name of the paper's
+    result, m = published.find_result(experiment, algorithm, supervision), row["given_domains"]
+    if result is not None and not m_is_chosen:
+        value = published.num_domains_curve().get((supervision, m))
+        known = (experiment, algorithm) == (published.M_CURVE, "FedAvg")
+        result = published.Result(algorithm, supervision, value) if known and value else None
+    mine: dict[str, Value] = dict((*settings, *training, *joint)) | {"seeds": len(row["accuracies"])}
+    alphas = {default_alpha(int(number)) for number in row["num_domains"].split()}
+    parts = differences(experiment, algorithm, mine, alphas)
+    parts += [f"M {m} given (paper by elbow)"] if m_is_chosen and m is not None else []
+    return result, ", ".join(parts)
+
+
+def _printed(paper: Paper, domain: str | None = None) -> dict[str, Any]:
+    """Return what the paper prints overall, or for a domain."""
+    result, differs = paper
+    if result is None or (domain is not None and domain not in result.domains):
+        return {}
+    value, gain = (result.overall, result.gain) if domain is None else (result.domains[domain], None)
+    return {
+        "paper": round(value / 100, 4),
+        "paper_gain": None if gain is None else round(gain / 100, 4),
+        "paper_doubtful": "yes" if result.doubts("overall" if domain is None else domain) else "no",
+        "differs_from_paper": differs,
+    }

@@ -14,7 +14,7 @@ from rich.table import Table
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.report import published
-from jdfl_lightning.report.run import new_figure
+from jdfl_lightning.report.run import new_figure, right
 from jdfl_lightning.storage.findings import Finding, read_findings
 from jdfl_lightning.storage.folder import save_figure
 from jdfl_lightning.storage.trust import saved_settings
@@ -69,10 +69,8 @@ def diagnosis_tables(folder: Path) -> list[Table]:
     tables = []
     for title, measured, beside in grids(folder):
         rows, columns = _axes_of(measured)
-        table = Table(title=f"{title}{f' / {_paper(beside)}' if beside else ''}", title_justify="left")
-        table.add_column("E_0", justify="right")
-        for batch_size, layers in columns:
-            table.add_column(f"b{batch_size}-{layers}", justify="right")
+        names = right("E_0", *(f"b{batch_size}-{layers}" for batch_size, layers in columns))
+        table = Table(*names, title=f"{title}{f' / {_paper(beside)}' if beside else ''}", title_justify="left")
         for epochs in rows:
             cells = []
             for column in columns:

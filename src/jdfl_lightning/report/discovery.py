@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from rich.markup import escape
 from rich.table import Table
 
 from jdfl_lightning.joint.targets import default_alpha, graded_table
-from jdfl_lightning.report.run import Picture, new_figure, plain
+from jdfl_lightning.report.run import Picture, new_figure, plain, right
 
 _MARKERS = "os^DvP*X<>"
 _MANY = 60
@@ -37,10 +36,8 @@ def discovery_tables(record: Mapping[str, Any], alpha: float | None, tau: float)
 def choice_table(record: Mapping[str, Any]) -> Table:
     """Return inertia and silhouette for each M, with the M that each criterion picks and the one taken."""
     by = f"{record['criterion']}{', as ' + record['note'] if record['note'] else ''}"
-    table = Table(title=f"M = {record['num_domains']} ({by})", title_justify="left")
-    for name in ("M", "inertia", "silhouette"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    title = f"M = {record['num_domains']} ({by})"
+    table = Table(*right("M", "inertia", "silhouette"), "", title=title, title_justify="left")
     inertias, silhouettes = _numbers(record, "inertias"), _numbers(record, "silhouettes")
     for m, inertia in inertias.items():
         marks = [name for name, pick in record["picks"].items() if pick == m]
@@ -60,10 +57,8 @@ def domains_table(record: Mapping[str, Any]) -> Table:
         title = f"clients of each true domain, ARI {record['ari']:.3f}, NMI {record['nmi']:.3f}"
     left_out = ", ".join(record["left_out"])
     caption = f"without a usable update: client {left_out}" if left_out else None
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    table.add_column("pseudo-domain", justify="right")
-    for name in names:
-        table.add_column(escape(name), justify="right")
+    columns = right("pseudo-domain", *names)
+    table = Table(*columns, title=title, title_justify="left", caption=caption, caption_justify="left")
     for domain in range(record["num_domains"]):
         table.add_row(str(domain), *(str(counts[domain, name] or "") for name in names))
     return table
@@ -73,10 +68,8 @@ def graded_weights_table(record: Mapping[str, Any], alpha: float | None, tau: fl
     """Return the weights that graded targets give to each pseudo-domain."""
     similarities = torch.tensor(record["similarities"], dtype=torch.float64)
     alpha = default_alpha(len(similarities)) if alpha is None else alpha
-    table = Table(title=f"graded weights, alpha {alpha:g}, tau {tau:g}", title_justify="left")
-    table.add_column("client of", justify="right")
-    for domain in range(len(similarities)):
-        table.add_column(str(domain), justify="right")
+    columns = right("client of", *map(str, range(len(similarities))))
+    table = Table(*columns, title=f"graded weights, alpha {alpha:g}, tau {tau:g}", title_justify="left")
     for domain, row in enumerate(graded_table(similarities, alpha, tau).tolist()):
         table.add_row(str(domain), *(f"{weight:.3f}" for weight in row))
     return table

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -15,7 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import SUPERVISIONS
-from jdfl_lightning.report.comparison import Row, Section
+from jdfl_lightning.report.comparison import Line, Section
+from jdfl_lightning.report.run import plain
 
 COLOURS = {"base": "#4d4d4d", "hard": "#e69f00", "graded": "#0072b2", "random": "#009e73"}
 """One colour for each supervision, in every picture; told apart with any colour vision."""
@@ -30,27 +30,33 @@ _PAPER = Line2D([], [], color="black", ls="--", lw=1, label="paper")
 
 def accuracy_figure(section: Section) -> Figure:
     """Draw a panel for each algorithm: accuracy over the rounds, the mean over seeds and a band of one deviation."""
-    panels = _by_setup(section.drawn)
+    drawn = section.drawn
+    panels = _by_setup(drawn)
     columns = min(_PER_LINE, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(max(6.0, 3.8 * columns), 0.5 + 3.0 * lines), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
-    variants = _variants(section.drawn)
+    looks: dict[str, dict[str, Any]] = {  # thicker lines when the styles are used up
+        label: {"color": colour, "ls": _STYLES[i % len(_STYLES)], "lw": 1.6 + 0.8 * (i // len(_STYLES))}
+        for label, (colour, i) in _variants(drawn).items()
+    }
+    lowest = []
     for axes, rows in zip(grid.flat, panels, strict=False):
         for row in rows:
-            _curve(axes, row, variants[_label(row)])
-        _plain(axes, "round", "", _setup_name(rows))
+            curve = 100 * section.curve(row)
+            low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
+            axes.plot(curve.index, curve["mean"], label=_label(row), **looks[_label(row)])
+            axes.fill_between(curve.index, low, high, color=COLOURS[row.supervision], alpha=0.15, lw=0)
+            lowest += list(low[len(curve) // 5 :])
+        plain(axes, "round", "", _setup_name(rows))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in grid[:, 0]:
         axes.set_ylabel("class-only accuracy (%)")
-    grid[0, 0].set_ylim(bottom=_floor(section.drawn))  # of all panels
+    # all panels' axis begins a little below what all have reached after a fifth of the rounds
+    grid[0, 0].set_ylim(bottom=max(0.0, min(lowest, default=0.0) - 2))
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
-    handles = {
-        _label(row): Line2D([], [], color=COLOURS[row.supervision], **_line(variants[_label(row)]), label=_label(row))
-        for row in _in_order(section.drawn)
-    }
-    _legend(figure, list(handles.values()))
+    _legend(figure, [Line2D([], [], **look, label=label) for label, look in looks.items()])
     return figure
 
 
@@ -63,30 +69,31 @@ def ablation_figure(section: Section) -> Figure:
     axes = figure.subplots()
     values: list[float] = []
     width = 0.8 / max(4, most)
-    variants = _variants(shown)
+    looks: dict[str, dict[str, Any]] = {
+        label: {"facecolor": colour, "alpha": 0.85, "hatch": _HATCHES[i % len(_HATCHES)], "edgecolor": "white"}
+        for label, (colour, i) in _variants(shown).items()
+    }
     for place, rows in enumerate(groups):
         for offset, row in enumerate(rows):
             x = place + (offset - (len(rows) - 1) / 2) * width
-            mean, seeds = 100 * row.accuracy.mean, [100 * run.accuracy for run in row.runs]
-            values += seeds
-            axes.bar(x, mean, 0.9 * width, **_bar(row, variants), label=_label(row))
+            seeds = [100 * accuracy for accuracy in row.accuracies]
+            axes.bar(x, 100 * row.mean, 0.9 * width, **looks[_label(row)], label=_label(row))
             axes.plot([x] * len(seeds), seeds, "o", ms=3.5, color="black", mfc="white")
-            if row.published is not None:
-                values.append(row.published.overall)
-                axes.hlines(row.published.overall, x - width / 2, x + width / 2, colors="black", linestyles="dashed")
+            values += seeds
+            if row.paper is not None:
+                axes.hlines(100 * row.paper, x - width / 2, x + width / 2, colors="black", linestyles="dashed")
+                values.append(100 * row.paper)
     spare = max(1.0, 0.35 * (max(values) - min(values)))
     axes.set_ylim(max(0.0, min(values) - spare), min(100.0, max(values) + spare / 2))
     axes.set_xticks(range(len(groups)), [_setup_name(rows) for rows in groups])
-    _plain(axes, "", "class-only accuracy (%), axis cut", "")
-    handles = {_label(row): Patch(**_bar(row, variants), label=_label(row)) for row in _in_order(shown)}
-    _legend(figure, [*handles.values(), *_paper(shown)])
+    plain(axes, "", "class-only accuracy (%), axis cut", "")
+    _legend(figure, [*(Patch(**look, label=label) for label, look in looks.items()), *_paper(shown)])
     return figure
 
 
-def ablation_groups(section: Section) -> list[list[Row]]:
+def ablation_groups(section: Section) -> list[list[Line]]:
     """Return the drawn rows of each algorithm that has ``hard`` among its supervisions."""
-    groups = _by_setup(section.drawn)
-    return [rows for rows in groups if "hard" in {row.supervision for row in rows}]
+    return [rows for rows in _by_setup(section.drawn) if "hard" in {row.supervision for row in rows}]
 
 
 def num_domains_figure(section: Section) -> Figure:
@@ -98,96 +105,58 @@ def num_domains_figure(section: Section) -> Figure:
     handles: dict[str, Artist] = {}
     for axes, rows in zip(grid, groups, strict=True):
         for kind in dict.fromkeys(row.kind for row in rows):
-            points = [row for row in rows if row.kind == kind]
+            points = [row for row in rows if row.kind == kind]  # in the order of M
             label = _label(points[0], with_m=False)
-            style: dict[str, Any] = {
-                "color": COLOURS[points[0].supervision],
-                "marker": _MARKERS[variants[label] % len(_MARKERS)],
+            colour, variant = variants[label]
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": _MARKERS[variant % len(_MARKERS)],
+                "ms": 5,
+                "label": label,
             }
-            _points(axes, points, label, style)
-            handles[label] = Line2D([], [], **style, ms=5, label=label)
-        if rows[0].base:
-            mean = 100 * sum(run.accuracy for run in rows[0].base) / len(rows[0].base)
-            axes.axhline(mean, color=COLOURS["base"], lw=1.5)
-            handles["base"] = Line2D([], [], color=COLOURS["base"], lw=1.5, label="base")
-        if any(row.published for row in rows):
+            numbers, means = [row.given_domains for row in points], [100 * row.mean for row in points]
+            axes.errorbar(numbers, means, [100 * (row.std or 0.0) for row in points], capsize=3, **look)
+            printed = [(row.given_domains, 100 * row.paper) for row in points if row.paper is not None]
+            if printed:
+                axes.plot(*zip(*printed, strict=True), "s--", ms=3, lw=1, color=colour)
+            handles[label] = Line2D([], [], **look)
+        for row in section.rows:
+            if row.setup == rows[0].setup and row.supervision == "base":
+                axes.axhline(100 * row.mean, color=COLOURS["base"], lw=1.5)
+                handles["base"] = Line2D([], [], color=COLOURS["base"], lw=1.5, label="base")
+        if _paper(rows):
             axes.axhline(published.num_domains_curve()["base", 1], color=COLOURS["base"], lw=1, ls="--")
-        _plain(axes, "pseudo-domains M", "", _setup_name(rows))
-        axes.set_xticks(sorted({row.given_domains or 0 for row in rows}))
+        plain(axes, "pseudo-domains M", "", _setup_name(rows))
+        axes.set_xticks(sorted({row.given_domains for row in rows}))
     grid[0].set_ylabel("class-only accuracy (%)")
     _legend(figure, [*handles.values(), *_paper(section.sweep)])
     return figure
 
 
-def _floor(rows: Sequence[Row]) -> float:
-    """Return where the axis of accuracy begins: a little below what all have reached after a fifth of the rounds."""
-    curves = [row.curve() for row in rows]
-    lowest = [value.mean - (value.std or 0.0) for curve in curves for _, value in curve[len(curve) // 5 :]]
-    return max(0.0, 100 * min(lowest, default=0.0) - 2)
-
-
-def _points(axes: Axes, rows: Sequence[Row], label: str, style: dict[str, Any]) -> None:
-    """Draw accuracy over M, with a bar of one deviation, and the paper's dashed."""
-    spreads = [row.accuracy for row in rows]
-    numbers = [row.given_domains or 0 for row in rows]
-    errors = [100 * (value.std or 0.0) for value in spreads]
-    means = [100 * value.mean for value in spreads]
-    axes.errorbar(numbers, means, errors, ms=5, capsize=3, label=label, **style)
-    printed = [(row.given_domains or 0, row.published.overall) for row in rows if row.published is not None]
-    if printed:
-        axes.plot(*zip(*printed, strict=True), "s--", ms=3, lw=1, color=style["color"])
-
-
-def _curve(axes: Axes, row: Row, variant: int) -> None:
-    points = row.curve()
-    rounds = [number for number, _ in points]
-    means = [100 * value.mean for _, value in points]
-    deviations = [100 * (value.std or 0.0) for _, value in points]
-    colour = COLOURS[row.supervision]
-    axes.plot(rounds, means, color=colour, label=_label(row), **_line(variant))
-    low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-    high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.15, lw=0)
-
-
-def _line(variant: int) -> dict[str, Any]:
-    """Return the look of a curve: thicker lines when the styles are used up."""
-    return {"ls": _STYLES[variant % len(_STYLES)], "lw": 1.6 + 0.8 * (variant // len(_STYLES))}
-
-
-def _bar(row: Row, variants: dict[str, int]) -> dict[str, Any]:
-    hatch = _HATCHES[variants[_label(row)] % len(_HATCHES)]
-    return {"facecolor": COLOURS[row.supervision], "alpha": 0.85, "hatch": hatch, "edgecolor": "white"}
-
-
-def _label(row: Row, with_m: bool = True) -> str:
+def _label(row: Line, with_m: bool = True) -> str:
     """Return what tells a row from others of its panel."""
     given = f"M = {row.given_domains}" if with_m and row.given_domains is not None else ""
     return _short(", ".join(filter(None, (row.supervision, given, row.joint_settings))), 70)
 
 
-def _variants(rows: Sequence[Row], with_m: bool = True) -> dict[str, int]:
-    """Return a number for each label, counted for each supervision by itself."""
-    found: dict[str, int] = {}
+def _variants(rows: Sequence[Line], with_m: bool = True) -> dict[str, tuple[str, int]]:
+    """Return, for each label, its supervision's colour and its number among those of the supervision."""
+    found: dict[str, tuple[str, int]] = {}
     for supervision in SUPERVISIONS:
         labels = dict.fromkeys(_label(row, with_m) for row in rows if row.supervision == supervision)
-        found |= {label: number for number, label in enumerate(labels)}
+        found |= {label: (COLOURS[supervision], number) for number, label in enumerate(labels)}
     return found
 
 
-def _in_order(rows: Sequence[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: SUPERVISIONS.index(row.supervision))
-
-
-def _by_setup(rows: Sequence[Row]) -> list[list[Row]]:
+def _by_setup(rows: Sequence[Line]) -> list[list[Line]]:
     """Return the rows of each algorithm and its settings, in their order."""
-    found: dict[object, list[Row]] = {}
+    found: dict[object, list[Line]] = {}
     for row in rows:
         found.setdefault(row.setup, []).append(row)
     return list(found.values())
 
 
-def _setup_name(rows: Sequence[Row]) -> str:
+def _setup_name(rows: Sequence[Line]) -> str:
     """Return a panel's title."""
     return _short(", ".join(filter(None, (rows[0].algorithm, rows[0].training_settings))), 45)
 
@@ -197,16 +166,8 @@ def _short(text: str, length: int) -> str:
     return (text if len(text) <= length else f"{text[: length - 1]}…").replace("$", r"\$")
 
 
-def _plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _paper(rows: Sequence[Row]) -> list[Artist]:
-    return [_PAPER] if any(row.published for row in rows) else []
+def _paper(rows: Sequence[Line]) -> list[Artist]:
+    return [_PAPER] if any(row.paper for row in rows) else []
 
 
 def _legend(figure: Figure, handles: Sequence[Artist]) -> None:

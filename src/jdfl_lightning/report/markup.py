@@ -1,21 +1,24 @@
-"""Paragraphs, tables and pictures as Markdown and as LaTeX, cells of CSV; whatever comes from folders is escaped."""
+"""Paragraphs, tables and pictures, and their Markdown, LaTeX and HTML; whatever comes from folders is escaped.
+
+A format is a template in ``templates/``, every expression of which is escaped: none can be forgotten.
+"""
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
-from jdfl_lightning.report.document import NONE, Block, Cell, Column, Part, Picture, Table
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
-_LATEX = {
+GENERATOR = "jdfl-lightning report"
+"""Tells a page of ours from others."""
+_LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -29,6 +32,55 @@ _LATEX = {
 }
 _UNKNOWN = re.compile("[«»ÐðÞþ\u0100-\U0010ffff]")
 """What LaTeX stops at with its usual fonts."""
+NONE = "-"
+"""Shown where there is nothing to show."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    name: str
+    cells: list[str]
+    kind: Literal["pin", "word", "number", "text", "note"] = "number"
+    """Names that stay in view, words, numbers, sentences that may need several lines, or such that many rows share."""
+    bold: Collection[int] = ()
+    """Which cells are in bold."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a caption."""
+
+    caption: str
+    columns: list[Column]
+
+    @property
+    def rows(self) -> list[list[tuple[Column, str, bool]]]:
+        """The rows: for each cell its column, its text and whether it is in bold."""
+        count = len(self.columns[0].cells)
+        return [[(column, column.cells[i], i in column.bold) for column in self.columns] for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture file with a caption."""
+
+    file: Path
+    caption: str
+    alt: str
+    """What can be seen, for those who cannot see it."""
+
+    @property
+    def address(self) -> str:
+        """The picture itself, as the address of an image in a page."""
+        return f"data:image/png;base64,{base64.b64encode(self.file.read_bytes()).decode()}"
+
+
+Block: TypeAlias = str | Table | Picture
+"""A paragraph, a table or a picture."""
+Part: TypeAlias = tuple[str, list[Block]]
+"""A heading, and what is below it."""
 
 
 def csv_cell(value: object) -> object:
@@ -78,97 +130,43 @@ def escape_latex(text: str) -> str:
     return re.sub(r"-(?=-)", "-{}", minus)  # two would become a dash
 
 
-def as_markdown(title: str, parts: Sequence[Part]) -> str:
-    """Return a document as Markdown; pictures are links to the files beside it."""
-    lines = [f"# {escape_markdown(title)}"]
-    for part in parts:
-        lines.append(f"## {escape_markdown(part.title)}")
-        lines += [_markdown(block) for block in part.blocks]
-    return "\n\n".join(lines) + "\n"
+def render(file: str, title: str, parts: Sequence[Part]) -> str:
+    r"""Return a document by the template of a file's name.
 
-
-def _markdown(block: Block) -> str:
-    if isinstance(block, Picture):
-        return f"![{escape_markdown(block.alt)}]({block.file.name})\n\n*{escape_markdown(block.caption)}*"
-    if isinstance(block, Table):
-        heads = [Cell(column.name) for column in block.columns]
-        rules = ["---:" if column.kind == "number" else ":---" for column in block.columns]
-        lines = [_markdown_row(heads), f"| {' | '.join(rules)} |", *map(_markdown_row, block.rows)]
-        return f"{escape_markdown(block.caption)}\n\n" + "\n".join(lines)
-    return escape_markdown(block)
-
-
-def _markdown_row(cells: Sequence[Cell]) -> str:
-    texts = [escape_markdown(cell.text) for cell in cells]
-    return f"| {' | '.join(f'**{text}**' if c.bold else text for c, text in zip(cells, texts, strict=True))} |"
-
-
-def as_latex(title: str, parts: Sequence[Part]) -> str:
-    r"""Return a document's tables as LaTeX, to be read with ``\input``.
-
-    It needs no package; with graphicx, tables that are wider than the page are made smaller.
+    In ``report.md`` pictures are links to the files beside it; ``report.html`` needs nothing else: no script, no
+    network, no other file. ``report.tex`` has the tables alone, to be read with ``\input``; it needs no package, and
+    with graphicx tables that are wider than the page are made smaller.
     """
-    lines = [
-        f"% {one_line(title)}: tables, to be read with \\input; load graphicx to have wide ones made smaller",
-        r"\providecommand{\resizebox}[3]{#3}",
-    ]
-    for part in parts:
-        lines.append(f"% {one_line(part.title)}")
-        lines += [_latex(block) for block in part.blocks if isinstance(block, Table)]
-    return "\n\n".join(lines) + "\n"
-
-
-def _latex(table: Table) -> str:
-    kept = [index for index, column in enumerate(table.columns) if column.kind != "note"]
-    heads = " & ".join(escape_latex(table.columns[index].name) for index in kept)
-    marks, notes = _notes(table)
-    rows = []
-    for cells, mark in zip(table.rows, marks, strict=True):
-        rows.append(" & ".join(_latex_cell(cells[index]) for index in kept) + mark)
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-            rf"\caption{{{escape_latex(table.caption)}}}",
-            r"\sbox0{%",
-            rf"\begin{{tabular}}{{{_latex_columns([table.columns[index] for index in kept])}}}",
-            r"\hline",
-            rf"{heads} \\",
-            r"\hline",
-            *(rf"{row} \\" for row in rows),
-            r"\hline",
-            r"\end{tabular}}",
-            r"\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
-            *notes,
-            r"\end{table}",
-        ]
+    escape_text, options = _FORMATS[file]
+    environment = Environment(
+        loader=PackageLoader("jdfl_lightning.report"),
+        finalize=lambda value: value if isinstance(value, Markup) else escape_text(str(value)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **options,
     )
+    environment.filters["breakable"] = _breakable
+    return environment.get_template(f"{file}.jinja").render(title=title, parts=parts, generator=GENERATOR)
 
 
-def _notes(table: Table) -> tuple[list[str], list[str]]:
-    """Return a mark for each row, and the notes that the marks stand for: what the table says in columns of notes."""
-    texts = [
-        "; ".join(
-            f"{column.name}: {cell.text}"
-            for cell, column in zip(cells, table.columns, strict=True)
-            if column.kind == "note" and cell.text != NONE
-        )
-        for cells in table.rows
-    ]
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(filter(None, texts)), start=1)}
-    marks = [f"$^{{{numbers[text]}}}$" if text else "" for text in texts]
-    notes = [r"\par\smallskip\parbox{\linewidth}{\scriptsize\raggedright"] if numbers else []
-    notes += [rf"$^{{{number}}}$ {escape_latex(text)}.\par" for text, number in numbers.items()]
-    return marks, [*notes, "}"] if numbers else []
+def _breakable(text: str) -> Markup:
+    """Return a text as HTML in which names and paths may be broken where one would."""
+    return Markup(re.sub(r"([./_])(?=[a-z])", r"\1<wbr>", str(escape(one_line(text)))))
 
 
-def _latex_columns(columns: Sequence[Column]) -> str:
-    texts = sum(column.kind == "text" for column in columns)
-    share = 0.9 if texts == len(columns) else 0.25
-    wide = rf"p{{{share / max(1, texts):.2f}\linewidth}}"
-    return "".join({"number": "r", "word": "l", "text": wide}[column.kind] for column in columns)
+_MARKS = [f"{kind}_{end}_string" for kind in ("block", "variable", "comment") for end in ("start", "end")]
+_FORMATS: dict[str, tuple[Callable[[str], str], dict[str, Any]]] = {
+    "report.md": (escape_markdown, {}),
+    "report.tex": (escape_latex, dict(zip(_MARKS, ["<%", "%>", "<<", ">>", "<#", "#>"], strict=True))),
+    "report.html": (one_line, {"autoescape": True}),
+}
 
 
-def _latex_cell(cell: Cell) -> str:
-    text = escape_latex(cell.text)
-    return rf"\textbf{{{text}}}" if cell.bold else text
+def is_report(file: Path) -> bool:
+    """Return whether a file is a page that was written here."""
+    try:
+        return f'content="{GENERATOR}"'.encode() in file.read_bytes()[:2000]
+    except OSError:
+        return False

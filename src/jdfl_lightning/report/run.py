@@ -10,9 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from jdfl_lightning.storage.folder import DOMAIN_PREFIX, Run, Which
+
+
+def right(*names: str) -> list[Column]:
+    """Return columns of numbers for a terminal's table."""
+    return [Column(escape(name), justify="right") for name in names]
 
 
 def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Table:
@@ -23,11 +28,7 @@ def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mappi
         rows: metrics by the row's name.
     """
     domains = [name.removeprefix(DOMAIN_PREFIX) for name in next(iter(rows.values())) if name.startswith(DOMAIN_PREFIX)]
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    table.add_column("round", justify="right")
-    for name in ("overall", *domains, "worst"):
-        table.add_column(escape(name), justify="right")
+    table = Table("", *right("round", "overall", *domains, "worst"), title=title, title_justify="left")
     for name, row in rows.items():
         values = [row["test/acc"], *(row[DOMAIN_PREFIX + domain] for domain in domains), row["test/acc_worst"]]
         table.add_row(name, f"{row['round']:.0f}", *(f"{100 * value:.2f}" for value in values))
@@ -58,6 +59,7 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(title, loc="left", fontsize=10)
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -24,12 +24,12 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return mean and sample standard deviation; the mean is NaN if a value is not finite.
+    """Return mean and sample standard deviation; the mean is NaN if there is no value, or one is not finite.
 
     >>> spread([0.25, 0.5, 0.75])
     Spread(mean=0.5, std=0.25, count=3)
     """
-    if not all(map(math.isfinite, values)):
+    if not values or not all(map(math.isfinite, values)):
         return Spread(math.nan, None, len(values))
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 

@@ -7,33 +7,34 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from jdfl_lightning.core.errors import InputError, require
 from jdfl_lightning.core.files import write_whole
-from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_finished
-from jdfl_lightning.report.comparison import Row, Section, compare
-from jdfl_lightning.report.document import (
-    INTRODUCTION,
-    Block,
-    Part,
-    Picture,
-    accuracy_table,
-    cost_table,
-    domain_table,
-    left_out_part,
-    overview_table,
-    percent,
-)
+from jdfl_lightning.report import tables
+from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_runs
+from jdfl_lightning.report.comparison import COLUMNS, Line, Section, compare
 from jdfl_lightning.report.figures import DPI, ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
-from jdfl_lightning.report.markup import as_latex, as_markdown
-from jdfl_lightning.report.page import as_html, is_report
-from jdfl_lightning.report.records import Record, as_csv, records
+from jdfl_lightning.report.markup import Block, Part, Picture, is_report, render
 
 TITLE = "Comparison of runs"
 PAGE = "report.html"
 _TABLES = ("report.md", "report.csv", "report.tex")
 _PICTURES = "report-*.png"
+_INTRODUCTION = (
+    "Accuracy is class-only accuracy (%) on the test images of all domains, in each run's best round; mean and sample "
+    "standard deviation over seeds. The best round is chosen on the test images, as in the paper, which flatters every "
+    "row. In bold: the highest mean of an algorithm.",
+    "A difference to base is taken seed by seed, between runs that share everything but the joint head. Its 95 % "
+    "interval is mean ± t s / √n, with s the standard deviation of the n differences and t the 97.5 % quantile of "
+    "Student's distribution with n - 1 degrees of freedom. It is called a gain, or a loss, only if the interval lies "
+    "on one side of 0, and is undecided if it contains 0. With one seed nothing is judged, nor where all seeds differ "
+    "by exactly the same: accuracy is a count, and a few equal ones are chance. Intervals are not corrected for their "
+    "number: where nothing differs, one in twenty lies on one side by chance.",
+    "Values of the paper are means of three seeds; a question mark says that a value is no count of test images, or "
+    "that its row does not add up, so that it may be a misprint.",
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Report:
     folder: Path
     num_runs: int
     left_out: list[LeftOut]
-    records: list[Record]
+    results: pd.DataFrame
+    """What ``report.csv`` holds."""
     pictures: list[Path]
 
 
@@ -58,28 +60,31 @@ def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = 
     for target in targets:
         require(0 < target <= 1, "--target", "above 0 and at most 1", target)
     _check_output(output)
-    finished, left_out = read_finished(find_run_folders(runs))
-    if not finished:
+    table, left_out = read_runs(find_run_folders(runs))
+    if table.empty:
         first = left_out[0]
         raise InputError(f"Expected a run to report on but all are left out, such as {first.folder}: {first.reason}.")
-    sections = compare(finished)
+    sections, count = compare(table, targets), int(table["best"].sum())
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"Expected --output to be writable but got {output}: {error}.") from error
     for stale in output.glob(_PICTURES):
         stale.unlink()
-    parts = [Part("How to read this", [_summary(len(finished), left_out), *INTRODUCTION])]
+    parts: list[Part] = [("How to read this", [_summary(count, left_out), *_INTRODUCTION])]
     if len(sections) > 1:
-        parts.append(Part("All experiments", [overview_table(sections)]))
-    for number, section in enumerate(sections, start=1):
-        parts.append(_part(section, targets, output, number))
-    parts.append(left_out_part(left_out))
-    found = records(sections, targets)
-    contents = (as_markdown(TITLE, parts), as_csv(found), as_latex(TITLE, parts), as_html(TITLE, parts))
-    for name, content in zip((*_TABLES, PAGE), contents, strict=True):
+        parts.append(("All experiments", [tables.overview_table(sections)]))
+    what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
+    parts += [_part(section, what, output / f"report-{i}") for i, section in enumerate(sections, start=1)]
+    everything = "Nothing: every run found is in the tables."
+    parts.append(("Left out", [tables.left_out_table(left_out) if left_out else everything]))
+    results = pd.concat([section.results[COLUMNS] for section in sections])
+    results = results[results["mean"].notna() | results["target"].isna()]  # a target that no run reached has no mean
+    names = (*_TABLES, PAGE)
+    contents = [tables.as_csv(results) if name == "report.csv" else render(name, TITLE, parts) for name in names]
+    for name, content in zip(names, contents, strict=True):
         write_whole(output / name, content.encode(errors="replace"))  # a folder's name may be no text
-    return Report(output, len(finished), left_out, found, sorted(output.glob(_PICTURES)))
+    return Report(output, count, left_out, results, sorted(output.glob(_PICTURES)))
 
 
 def _check_output(output: Path) -> None:
@@ -106,49 +111,34 @@ def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
     return f"{runs} compared; {aside}."
 
 
-def _part(section: Section, targets: Sequence[float], output: Path, number: int) -> Part:
-    """Return an experiment's tables and pictures; the pictures are drawn."""
-    blocks: list[Block] = [f"{section.about}."]
-    blocks.append(accuracy_table(section.rows, "Accuracy (%) in the best round, mean ± standard deviation over seeds."))
-    one_m = _one_m(section)
-    file = _save(accuracy_figure(section), output / f"report-{number}-accuracy.png")
-    caption = "Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut."
-    blocks.append(
-        Picture(file, caption + one_m, f"{section.title}: curves, a panel for each algorithm. {_means(section)}")
-    )
-    blocks.append(domain_table(section))
+def _part(section: Section, what: str, pictures: Path) -> Part:
+    """Return an experiment's tables and pictures; the pictures are drawn, to files whose names begin as given."""
+
+    def draw(figure: Figure, name: str, caption: str, seen: str, rows: Sequence[Line]) -> Picture:
+        file = pictures.with_name(f"{pictures.name}-{name}.png")
+        figure.savefig(file, dpi=DPI)
+        means = "; ".join(f"{_name(row)} {tables.percent(row.mean)}" for row in rows)
+        return Picture(file, caption, f"{section.title}: {seen}. {means}")
+
+    rows, drawn, sweep = section.rows, section.drawn, section.sweep
+    one_m = " Where several M were given, one is drawn: the number of true domains, or else the median."
+    one_m = one_m if len(drawn) < len(rows) else ""
+    caption = "Accuracy (%) in the best round, mean ± standard deviation over seeds."
+    blocks: list[Block] = [f"{section.about}.", tables.accuracy_table(rows, caption)]
+    caption = f"Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut.{one_m}"
+    blocks.append(draw(accuracy_figure(section), "accuracy", caption, "curves, a panel for each algorithm", drawn))
+    blocks.append(tables.domain_table(section))
     if ablation_groups(section):
-        file = _save(ablation_figure(section), output / f"report-{number}-ablation.png")
-        caption = "The joint head with hard targets beside the other supervisions; circles are seeds."
-        blocks.append(Picture(file, caption + one_m, f"{section.title}: bars of the ablation. {_means(section)}"))
-    if section.sweep:
-        file = _save(num_domains_figure(section), output / f"report-{number}-num-domains.png")
+        caption = f"The joint head with hard targets beside the other supervisions; circles are seeds.{one_m}"
+        blocks.append(draw(ablation_figure(section), "ablation", caption, "bars of the ablation", drawn))
+    if sweep:
         caption = "Accuracy over a given number of pseudo-domains M; bars are one standard deviation over seeds."
-        means = "; ".join(f"{_name(row)} {percent(row.accuracy.mean)}" for row in section.sweep)
-        blocks.append(Picture(file, caption, f"{section.title}: accuracy over M. {means}"))
-        blocks.append(accuracy_table(section.sweep, "Accuracy (%) with a given number of pseudo-domains M."))
-    costs = cost_table(section, targets)
-    if costs.rows:
-        blocks.append(costs)
-    return Part(section.title, blocks)
+        blocks.append(draw(num_domains_figure(section), "num-domains", caption, "accuracy over M", sweep))
+        blocks.append(tables.accuracy_table(sweep, "Accuracy (%) with a given number of pseudo-domains M."))
+    costs = tables.cost_table(section, what)
+    return section.title, [*blocks, costs] if costs.rows else blocks
 
 
-def _save(figure: Figure, file: Path) -> Path:
-    figure.savefig(file, dpi=DPI)
-    return file
-
-
-def _one_m(section: Section) -> str:
-    """Return a sentence on the rows that are not drawn, if there are such."""
-    if len(section.drawn) == len(section.rows):
-        return ""
-    return " Where several M were given, one is drawn: the number of true domains, or else the median."
-
-
-def _name(row: Row) -> str:
+def _name(row: Line) -> str:
     given = "" if row.given_domains is None else f"M = {row.given_domains}"
     return " ".join(filter(None, (row.algorithm, row.supervision, given, row.settings)))
-
-
-def _means(section: Section) -> str:
-    return "; ".join(f"{_name(row)} {percent(row.accuracy.mean)}" for row in section.drawn)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.core.settings import declared_settings
 from jdfl_lightning.report.published import stated_settings
 
 _NOT_IN_PAPER: dict[str, object] = {
     "algorithm.weighting": "samples",
-    "score": "max",
-    "evaluate_every": 1,
-    "max_update_norm": None,
-    "min_clients": 1,
-    "trainer.gradient_clip_val": None,
-    "trainer.precision": "32-true",
-    "clustering.fraction": 1.0,
-    "clustering.sketch_dim": None,
-    "clustering.newcomers": "nearest",
+    **{setting.name: setting.default for setting in declared_settings(Experiment) if not setting.in_paper},
 }
 """Settings that the paper does not have, and what they are without."""
 

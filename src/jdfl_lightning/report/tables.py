@@ -1,0 +1,151 @@
+"""Results as tables of text, and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from jdfl_lightning.report.collect import LeftOut
+from jdfl_lightning.report.comparison import Line, Section, method_order
+from jdfl_lightning.report.markup import NONE, Column, Table, csv_cell
+
+
+def percent(value: float, sign: bool = False) -> str:
+    """Return a share as per cent with two digits.
+
+    >>> percent(0.6787), percent(-0.00251, sign=True)
+    ('67.87', '-0.25')
+    """
+    return f"{100 * value:{'+' if sign else ''}.2f}"
+
+
+def _accuracy(line: Line) -> str:
+    """Return a mean and, if there are several seeds, its standard deviation."""
+    if line.mean is None:
+        return NONE
+    return percent(line.mean) if line.std is None else f"{percent(line.mean)} ± {percent(line.std)}"
+
+
+def _difference(row: Line) -> str:
+    """Return the difference to the baseline with its interval, and over which seeds, if not over all."""
+    if row.difference is None:
+        return NONE
+    low, high = row.difference_low, row.difference_high
+    interval = "" if low is None else f" [{percent(low, sign=True)}, {percent(high, sign=True)}]"
+    seeds = "" if row.difference_seeds == row.seeds else f" over seeds {row.difference_seeds.replace(' ', ', ')}"
+    return f"{percent(row.difference, sign=True)}{interval}{seeds}"
+
+
+def _num_domains(row: Line) -> str:
+    """Return M: as given, or all that clustering found."""
+    found = NONE if row.supervision == "base" else row.num_domains.replace(" ", ", ")
+    return found if row.given_domains is None else f"{found} given"
+
+
+def _paper(line: Line) -> str:
+    """Return what the paper has, with a mark if it may be a misprint, and its gain."""
+    doubt = "?" if line.paper_doubtful == "yes" else ""
+    return "" if line.paper is None else f"{percent(line.paper)}{doubt}{_in_brackets(line.paper_gain)}"
+
+
+def _in_brackets(difference: float | None) -> str:
+    return "" if difference is None else f" ({percent(difference, sign=True)})"
+
+
+def _best(rows: Sequence[Line]) -> set[int]:
+    """Return which rows have the highest mean of their algorithm, where there are several."""
+    means: dict[str, list[float]] = {}
+    for row in rows:
+        means.setdefault(row.algorithm, []).append(row.mean)
+    return {i for i, row in enumerate(rows) if len(of := means[row.algorithm]) > 1 and row.mean == max(of)}
+
+
+def _who(rows: Sequence[Line]) -> list[Column]:
+    """Return the columns that say what a row is."""
+    return [
+        Column("algorithm", [row.algorithm for row in rows], "pin"),
+        Column("supervision", [row.supervision for row in rows], "pin"),
+        Column("M", [_num_domains(row) for row in rows]),
+        *_settings([row.settings for row in rows]),
+    ]
+
+
+def _settings(settings: Sequence[str]) -> list[Column]:
+    """Return the column of settings, if rows differ in any."""
+    return [Column("settings", [text or NONE for text in settings], "text")] if any(settings) else []
+
+
+def accuracy_table(rows: Sequence[Line], caption: str) -> Table:
+    """Return the main table: accuracy, difference to base, verdict, the paper's value and what differs from it."""
+    columns = [
+        *_who(rows),
+        Column("seeds", [str(len(row.accuracies)) for row in rows]),
+        Column("accuracy", [_accuracy(row) for row in rows], bold=_best(rows)),
+        Column("difference to base", [_difference(row) for row in rows]),
+        Column("verdict", [row.verdict or NONE for row in rows], "word"),
+    ]
+    if any(row.paper for row in rows):
+        columns.append(Column("paper (gain)", [_paper(row) or NONE for row in rows]))
+        columns.append(Column("differs from the paper", [row.differs_from_paper or NONE for row in rows], "note"))
+    return Table(caption, columns)
+
+
+def overview_table(sections: Sequence[Section]) -> Table:
+    """Return the accuracy of each method in each experiment, with the difference to base in brackets."""
+    methods: dict[tuple[str, str, str], dict[int, Line]] = {}
+    best = []
+    for place, section in enumerate(sections):
+        rows = section.drawn
+        best += [rows[index] for index in _best(rows)]
+        names = [(row.algorithm, row.supervision) for row in rows]
+        for row, name in zip(rows, names, strict=True):
+            methods.setdefault((*name, row.settings if names.count(name) > 1 else ""), {})[place] = row
+    methods = dict(sorted(methods.items(), key=lambda method: method_order(*method[0][:2])))
+    algorithms, supervisions, settings = zip(*methods, strict=True)
+    columns = [Column("algorithm", [*algorithms], "pin"), Column("supervision", [*supervisions], "pin")]
+    columns += _settings(settings)
+    for place, section in enumerate(sections):
+        found = [of.get(place) for of in methods.values()]
+        cells = [percent(row.mean) + _in_brackets(row.difference) if row else NONE for row in found]
+        columns.append(Column(section.title, cells, bold={i for i, row in enumerate(found) if row in best}))
+    caption = "Accuracy (%) in the best round, mean over seeds; in brackets the difference to base, seed by seed."
+    return Table(f"{caption} Whether the seeds support it, M and settings are in the tables below.", columns)
+
+
+def domain_table(section: Section) -> Table:
+    """Return the accuracy of each domain, in the round that is best overall, with the paper's value in brackets."""
+    columns = [*_who(section.rows), Column("overall", list(map(_accuracy, section.rows)), bold=_best(section.rows))]
+    beside = "."
+    for name in section.domains:
+        lines = section.lines("main", "accuracy", name)
+        columns.append(Column(name, [_accuracy(line) + (f" [{_paper(line)}]" if line.paper else "") for line in lines]))
+        beside = ", in brackets the paper's." if any(line.paper for line in lines) else beside
+    return Table(f"Accuracy (%) of each domain in the best round{beside}", columns)
+
+
+def cost_table(section: Section, what: str) -> Table:
+    """Return the rounds and megabytes that it took to reach an accuracy."""
+    rounds, up, down = (section.lines("main", quantity) for quantity in ("rounds", "bytes_up", "bytes_down"))
+    columns = [
+        *_who(rounds),
+        Column("target", [percent(line.target) for line in rounds]),
+        Column("reached by", [f"{line.count:.0f} of {len(line.accuracies)} seeds" for line in rounds]),
+        Column("rounds", [NONE if line.mean is None else f"{line.mean:.1f}" for line in rounds]),
+    ]
+    for name, lines in (("MB up", up), ("MB down", down)):
+        columns.append(Column(name, [NONE if line.mean is None else f"{line.mean / 1e6:,.1f}" for line in lines]))
+    caption = f"Rounds and megabytes, all clients together, to reach {what}: means over the seeds that did."
+    return Table(f"{caption} The bytes of discovery are not among them.", columns)
+
+
+def left_out_table(left_out: Sequence[LeftOut]) -> Table:
+    """Return the runs that do not count, with reasons."""
+    folders, reasons = [str(entry.folder) for entry in left_out], [entry.reason for entry in left_out]
+    return Table("Runs that are in no table.", [Column("run folder", folders, "text"), Column("why", reasons, "text")])
+
+
+def as_csv(results: pd.DataFrame) -> str:
+    """Return a table as CSV."""
+    cells = [list(map(csv_cell, line)) for line in results.itertuples(index=False)]
+    return str(pd.DataFrame(cells, columns=results.columns, dtype=object).to_csv(index=False, lineterminator="\n"))
