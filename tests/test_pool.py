@@ -32,13 +32,10 @@ from jdfl_lightning.config import Checkpointing
 from jdfl_lightning.core.errors import InputError, Note, StorageError
 from jdfl_lightning.core.messages import FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.data.cache import decode_all, image_file
+from jdfl_lightning.data.cache import ImageFile, decode_all, image_file
 from jdfl_lightning.storage.checkpoint import ClientStates
 
-pytestmark = [
-    pytest.mark.skipif(os.name != "posix", reason="worker processes are passed open files"),
-    pytest.mark.usefixtures("_imported_once"),
-]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes are passed open files")
 POOL = PoolBackend(workers=2, threads=1)
 
 
@@ -100,9 +97,9 @@ def test_workers_that_die_idle_are_replaced(workers: int) -> None:
         first = list(runner.fit(tasks))
         for worker in runner.workers:
             assert isinstance(worker, _Process)
-            assert worker._pid is not None
-            os.kill(worker._pid, signal.SIGKILL)
-        time.sleep(0.3)
+            assert worker.process.pid is not None
+            os.kill(worker.process.pid, signal.SIGKILL)
+            worker.process.join()
         runner.evaluate({"": weights}, buffers, told.append)
         runner.finish()
         assert len(told) == 1
@@ -336,7 +333,7 @@ def test_gpus_are_shared_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str | int] = []
 
     class Started(_Process):
-        def __init__(self, source: Any, parcel: bytes, files: Any) -> None:
+        def __init__(self, parcel: bytes, images: ImageFile) -> None:
             started.append(pickle.loads(parcel).experiment.trainer.devices)
 
         def end(self) -> str:

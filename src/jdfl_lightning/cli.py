@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated
-from jdfl_lightning.core.nursery import nursery
 
 if TYPE_CHECKING:
     from jdfl_lightning.report.write import Report
@@ -27,50 +24,40 @@ FAILED, BAD_INPUT, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 130, 141, 143
 
 def _fit(args: Sequence[str]) -> int:
     """run a federated training and leave a run folder (weights, metrics, curves)"""
-    with nursery(spare=True) if _may_use_workers(args) else nullcontext():  # imports while this process does
-        from rich.console import Console
+    from rich.console import Console
 
-        from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.core.memory import reuse_memory
-        from jdfl_lightning.report.run import run_table
-        from jdfl_lightning.server.run import fit
-        from jdfl_lightning.ui.display import open_display
+    from jdfl_lightning.config import parse_experiment
+    from jdfl_lightning.core.memory import reuse_memory
+    from jdfl_lightning.report.run import run_table
+    from jdfl_lightning.server.run import fit
+    from jdfl_lightning.ui.display import open_display
 
-        reuse_memory()
-        experiment = parse_experiment(f"{PROGRAM} fit", args)
-        console = Console()
-        with open_display(console) as display:
-            run = fit(experiment, display)
+    reuse_memory()
+    experiment = parse_experiment(f"{PROGRAM} fit", args)
+    console = Console()
+    with open_display(console) as display:
+        run = fit(experiment, display)
     console.print(run_table(run))
     console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _may_use_workers(args: Sequence[str]) -> bool:
-    """Guess, before anything is imported that would know, whether clients will train in worker processes."""
-    several = (os.cpu_count() or 1) > 1 and os.environ.get("OMP_NUM_THREADS") != "1"
-    wanted = any(arg.startswith("--backend.workers") for arg in args)
-    other = any(re.search("(Local|Ray)Backend", arg) or arg in ("-h", "--help") for arg in args)
-    return os.name == "posix" and (several or wanted) and not other
-
-
 def _discover(args: Sequence[str]) -> int:
     """run Phase 1 alone and show the pseudo-domains; `fit --discovery` takes them up"""
-    with nursery(spare=True) if _may_use_workers(args) else nullcontext():
-        from rich.console import Console
+    from rich.console import Console
 
-        from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.core.memory import reuse_memory
-        from jdfl_lightning.report.discovery import discovery_tables
-        from jdfl_lightning.server.run import discover
-        from jdfl_lightning.storage.folder import read_discovery
-        from jdfl_lightning.ui.display import open_display
+    from jdfl_lightning.config import parse_experiment
+    from jdfl_lightning.core.memory import reuse_memory
+    from jdfl_lightning.report.discovery import discovery_tables
+    from jdfl_lightning.server.run import discover
+    from jdfl_lightning.storage.folder import read_discovery
+    from jdfl_lightning.ui.display import open_display
 
-        reuse_memory()
-        experiment = parse_experiment(f"{PROGRAM} discover", args)
-        console = Console()
-        with open_display(console) as display:
-            folder = discover(experiment, display)
+    reuse_memory()
+    experiment = parse_experiment(f"{PROGRAM} discover", args)
+    console = Console()
+    with open_display(console) as display:
+        folder = discover(experiment, display)
     for table in discovery_tables(read_discovery(folder), experiment.alpha, experiment.tau):
         console.print(table)
     console.print(f"take it up with: {PROGRAM} fit --discovery {folder}", highlight=False, soft_wrap=True)
@@ -79,30 +66,29 @@ def _discover(args: Sequence[str]) -> int:
 
 def _diagnose(args: Sequence[str]) -> int:
     """try Phase 1 over E_0, batch sizes, layers and seeds: ARI and how reliably M is found"""
-    with nursery(spare=True) if _may_use_workers(args) else nullcontext():
-        parser = _parser("diagnose")
-        parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], metavar="0,1,2", help="seeds to try")
-        parser.add_argument(
-            "--batch_sizes", type=_numbers, default=[16, 32, 64], metavar="16,32,64", help="batch sizes to try"
-        )
-        parser.add_argument("--max_epochs", type=int, default=5, metavar="5", help="E_0 is tried from 1 to this")
-        parser.epilog = f"All other options are those of {PROGRAM} fit --help."
-        options, others = parser.parse_known_args(args)
+    parser = _parser("diagnose")
+    parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], metavar="0,1,2", help="seeds to try")
+    parser.add_argument(
+        "--batch_sizes", type=_numbers, default=[16, 32, 64], metavar="16,32,64", help="batch sizes to try"
+    )
+    parser.add_argument("--max_epochs", type=int, default=5, metavar="5", help="E_0 is tried from 1 to this")
+    parser.epilog = f"All other options are those of {PROGRAM} fit --help."
+    options, others = parser.parse_known_args(args)
 
-        from rich.console import Console
+    from rich.console import Console
 
-        from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.core.memory import reuse_memory
-        from jdfl_lightning.report.diagnosis import diagnosis_tables
-        from jdfl_lightning.studies.diagnose import Sweep, diagnose
-        from jdfl_lightning.ui.display import open_display
+    from jdfl_lightning.config import parse_experiment
+    from jdfl_lightning.core.memory import reuse_memory
+    from jdfl_lightning.report.diagnosis import diagnosis_tables
+    from jdfl_lightning.studies.diagnose import Sweep, diagnose
+    from jdfl_lightning.ui.display import open_display
 
-        reuse_memory()
-        experiment = parse_experiment(f"{PROGRAM} diagnose", others)
-        sweep = Sweep(options.seeds, options.batch_sizes, options.max_epochs)
-        console = Console()
-        with open_display(console) as display:
-            folder = diagnose(experiment, sweep, display)
+    reuse_memory()
+    experiment = parse_experiment(f"{PROGRAM} diagnose", others)
+    sweep = Sweep(options.seeds, options.batch_sizes, options.max_epochs)
+    console = Console()
+    with open_display(console) as display:
+        folder = diagnose(experiment, sweep, display)
     for table in diagnosis_tables(folder):
         console.print(table)
     console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
@@ -111,47 +97,46 @@ def _diagnose(args: Sequence[str]) -> int:
 
 def _suite(args: Sequence[str]) -> int:
     """run a matrix of algorithms, supervisions and seeds, or what is left of it, and report on it"""
-    with nursery(spare=False) if _may_use_workers(args) else nullcontext():
-        parser = _parser("suite")
-        parser.add_argument(
-            "--algorithms", type=_names, metavar="FedAvg,SCAFFOLD", help="federated optimizers; default: the config's"
-        )
-        parser.add_argument(
-            "--supervisions",
-            type=_names,
-            default=["base", "graded", "random"],
-            metavar="base,graded,random",
-            help="base, hard, graded, random",
-        )
-        parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], metavar="0,1,2", help="seeds")
-        parser.add_argument("--num_domains", type=_numbers, metavar="2..7", help="numbers of pseudo-domains to try")
-        parser.epilog = (
-            "All other options are those of fit, for every run; --run_dir is the folder of the suite "
-            "(default: runs/suite- and the config's name). The same command goes on with a suite that was cut off."
-        )
-        options, others = parser.parse_known_args(args)
+    parser = _parser("suite")
+    parser.add_argument(
+        "--algorithms", type=_names, metavar="FedAvg,SCAFFOLD", help="federated optimizers; default: the config's"
+    )
+    parser.add_argument(
+        "--supervisions",
+        type=_names,
+        default=["base", "graded", "random"],
+        metavar="base,graded,random",
+        help="base, hard, graded, random",
+    )
+    parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], metavar="0,1,2", help="seeds")
+    parser.add_argument("--num_domains", type=_numbers, metavar="2..7", help="numbers of pseudo-domains to try")
+    parser.epilog = (
+        "All other options are those of fit, for every run; --run_dir is the folder of the suite "
+        "(default: runs/suite- and the config's name). The same command goes on with a suite that was cut off."
+    )
+    options, others = parser.parse_known_args(args)
 
-        from functools import partial
+    from functools import partial
 
-        from rich.console import Console
+    from rich.console import Console
 
-        from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.core.memory import reuse_memory
-        from jdfl_lightning.report.write import PAGE, write_report
-        from jdfl_lightning.studies.suite import Matrix, plan, run_suite
-        from jdfl_lightning.ui.display import open_display
-        from jdfl_lightning.ui.loggers import WandbRounds
+    from jdfl_lightning.config import parse_experiment
+    from jdfl_lightning.core.memory import reuse_memory
+    from jdfl_lightning.report.write import PAGE, write_report
+    from jdfl_lightning.studies.suite import Matrix, plan, run_suite
+    from jdfl_lightning.ui.display import open_display
+    from jdfl_lightning.ui.loggers import WandbRounds
 
-        reuse_memory()
-        matrix = Matrix(options.algorithms, options.supervisions, options.seeds, options.num_domains)
-        folder, runs = plan(partial(parse_experiment, f"{PROGRAM} suite"), others, matrix)
-        console = Console()
-        with open_display(console) as display:
-            try:
-                outcomes = run_suite(folder, runs, display)
-            except KeyboardInterrupt as error:
-                kind = Terminated if isinstance(error, Terminated) else Interrupted
-                raise kind("the same command") from None
+    reuse_memory()
+    matrix = Matrix(options.algorithms, options.supervisions, options.seeds, options.num_domains)
+    folder, runs = plan(partial(parse_experiment, f"{PROGRAM} suite"), others, matrix)
+    console = Console()
+    with open_display(console) as display:
+        try:
+            outcomes = run_suite(folder, runs, display)
+        except KeyboardInterrupt as error:
+            kind = Terminated if isinstance(error, Terminated) else Interrupted
+            raise kind("the same command") from None
     failed = [outcome for outcome in outcomes if outcome.failure]
     for outcome in failed:
         print(f"{PROGRAM}: {outcome.name} failed: {outcome.failure}", file=sys.stderr)
