@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from PIL import Image
 from helpers import digits
 from jdfl_lightning import DigitsDomains
 from jdfl_lightning.client.trainer import survives_half_precision
-from jdfl_lightning.core.nursery import nursery
 
 # how long an example takes says something about the machine alone
 settings.register_profile("any machine", deadline=None)
@@ -37,13 +35,6 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-
-
-@pytest.fixture(scope="session")
-def _imported_once() -> Iterator[None]:
-    """One nursery for all tests with worker processes."""
-    with nursery():
-        yield
 
 
 @pytest.fixture

@@ -14,10 +14,7 @@ from flower_grid import run_on_grid, write_config
 from helpers import contents, experiment, same
 from jdfl_lightning import LocalBackend, PoolBackend, RayBackend, algorithms, fit
 
-pytestmark = [
-    pytest.mark.usefixtures("_imported_once"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # ray's own sockets and logs
-]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # ray's own sockets and logs
 ALGORITHMS = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON", "RobustFedAvg"]
 
 

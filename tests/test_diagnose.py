@@ -81,7 +81,6 @@ class CutAt(Display):
             raise CutError
 
 
-@pytest.mark.usefixtures("_imported_once")
 def test_a_sweep_goes_on_where_it_was() -> None:
     """Finished cases are not trained again; the table is that of an uninterrupted sweep, here in a pool."""
     whole = diagnose(experiment(run_dir="whole"), SMALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import random
@@ -10,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jdfl_lightning
 from helpers import Lines, Mortal, contents, digits, experiment, same
 from jdfl_lightning import Experiment, LocalBackend, PoolBackend, TrainerOptions, algorithms, fit
 from jdfl_lightning.backends.dispatch import HELD, Dispatcher, Job, Worker
@@ -32,13 +35,10 @@ from jdfl_lightning.config import Checkpointing
 from jdfl_lightning.core.errors import InputError, Note, StorageError
 from jdfl_lightning.core.messages import FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.data.cache import decode_all, image_file
+from jdfl_lightning.data.cache import ImageFile, decode_all, image_file
 from jdfl_lightning.storage.checkpoint import ClientStates
 
-pytestmark = [
-    pytest.mark.skipif(os.name != "posix", reason="worker processes are passed open files"),
-    pytest.mark.usefixtures("_imported_once"),
-]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes are passed open files")
 POOL = PoolBackend(workers=2, threads=1)
 
 
@@ -100,9 +100,9 @@ def test_workers_that_die_idle_are_replaced(workers: int) -> None:
         first = list(runner.fit(tasks))
         for worker in runner.workers:
             assert isinstance(worker, _Process)
-            assert worker._pid is not None
-            os.kill(worker._pid, signal.SIGKILL)
-        time.sleep(0.3)
+            assert worker.process.pid is not None
+            os.kill(worker.process.pid, signal.SIGKILL)
+            worker.process.join()
         runner.evaluate({"": weights}, buffers, told.append)
         runner.finish()
         assert len(told) == 1
@@ -152,10 +152,20 @@ def alive(pid: int) -> bool:
         return False
 
 
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_no_process_and_no_file_is_left(ending: signal.Signals, tmp_path: Path) -> None:
-    """However the server ends, its workers end with it, in the middle of a fit; nothing stays in temporary places."""
+    """However the server ends, all that it started ends with it, in the middle of a fit; no temporary file stays.
+
+    A terminal and a job queue send a signal to the whole group; SIGKILL hits the server alone.
+    """
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     arguments = ["--data.size", "16", "--rounds", "100", "--epochs", "10", "--supervision", "base"]
@@ -165,26 +175,27 @@ def test_no_process_and_no_file_is_left(ending: signal.Signals, tmp_path: Path) 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
+    workers: list[int] = []
+
+    def all_train() -> bool:
+        assert server.poll() is None, server.communicate()
+        workers[:] = [worker for child in children(server.pid) for worker in children(child)]
+        return len(workers) == 2 and all(map(trains, workers))
+
     try:
         shared = set(Path("/dev/shm").iterdir())
-        deadline = time.monotonic() + 90
-        while len(workers := [w for child in children(server.pid) for w in children(child)]) < 2 or not all(
-            map(trains, workers)
-        ):
-            assert server.poll() is None, server.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        server.send_signal(ending)
+        wait_until(all_train, 90)
+        processes = [*children(server.pid), *workers]
+        (server.send_signal if ending == signal.SIGKILL else partial(os.killpg, server.pid))(ending)
         out, err = server.communicate(timeout=120)  # the clients under way come to their end
     finally:
         server.kill()
     assert server.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(ending, -ending), out + err
     assert "Traceback" not in err
-    deadline = time.monotonic() + 10
-    while any(map(alive, workers)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert "ended by signal" not in out
+    wait_until(lambda: not any(map(alive, processes)), 20)
     assert not list(temporary.iterdir())
     assert {path for path in set(Path("/dev/shm").iterdir()) - shared if path.owner() == Path.home().owner()} == set()
 
@@ -195,6 +206,86 @@ def trains(pid: int) -> bool:
         return "(deleted)" in Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return False
+
+
+TELLING = """
+import os
+from pathlib import Path
+
+import jdfl_lightning
+
+class Telling(jdfl_lightning.FedAvg):
+    def local(self, task, state):
+        with Path("told").open("a") as out:
+            print(jdfl_lightning.__file__, os.getpid(), os.getppid(), file=out)
+        return super().local(task, state)
+"""
+SCRIPT = """
+import sys
+
+print("begins", flush=True)
+sys.path[:0] = PATH
+
+import jdfl_lightning
+from telling import Telling
+from jdfl_lightning import DigitsDomains, Experiment, PoolBackend, fit
+
+def run(number, rounds=1):
+    fit(
+        Experiment(
+            data=DigitsDomains(size=8, num_clients=4),
+            algorithm=Telling(),
+            backbone="helpers.tiny_net",
+            rounds=rounds,
+            epochs=1,
+            client_fraction=1.0,
+            supervision="base",
+            backend=PoolBackend(workers=2, threads=1),
+            run_dir=f"run{number}",
+        )
+    )
+"""
+
+
+def run_script(text: str) -> list[str]:
+    """Run a script beside which there is a module `telling`, and a copy of the package, which its path names first."""
+    Path("script").mkdir()
+    Path("package").mkdir()
+    Path("package/jdfl_lightning").symlink_to(Path(jdfl_lightning.__file__).parent)
+    Path("script/telling.py").write_text(TELLING)
+    path = [str(Path("package").absolute()), str(Path(__file__).parent)]
+    Path("script/main.py").write_text(SCRIPT.replace("PATH", repr(path)) + text)
+    command = [sys.executable, "script/main.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "begins\n"  # once: it has no guard, and no other process runs it
+    return Path("told").read_text().splitlines()
+
+
+def test_a_script_without_a_guard_fits_twice() -> None:
+    """Workers are not the script's process, come from one fork server, and have the script's path from the start."""
+    told = run_script("run(1)\nrun(2)\n")
+    files, workers, parents = ({line.split()[column] for line in told} for column in range(3))
+    assert files == {str(Path("package/jdfl_lightning/__init__.py").absolute())}
+    assert len(workers) == 4
+    assert len(parents) == 1
+
+
+def test_a_process_ends_although_a_thread_of_it_still_trains() -> None:
+    """Python waits for processes that are left; these end only if the server hangs up."""
+    waits = "while not Path('told').exists(): time.sleep(0.05)\n"
+    imports = "import threading, time\nfrom pathlib import Path\n"
+    told = run_script(f"{imports}threading.Thread(target=run, args=(1, 10**6), daemon=True).start()\n{waits}")
+    assert told
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_a_process_that_may_not_start_others_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.warns(Note, match="one after the other: none could be started: daemonic processes"):
+        assert chosen(PoolBackend(), experiment()) is LocalRunner
+    with pytest.raises(InputError, match="Expected clients to train in worker processes but none could be started"):
+        chosen(POOL, experiment())
 
 
 class Fake(Worker):
@@ -336,7 +427,7 @@ def test_gpus_are_shared_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str | int] = []
 
     class Started(_Process):
-        def __init__(self, source: Any, parcel: bytes, files: Any) -> None:
+        def __init__(self, parcel: bytes, images: ImageFile) -> None:
             started.append(pickle.loads(parcel).experiment.trainer.devices)
 
         def end(self) -> str:

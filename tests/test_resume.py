@@ -91,7 +91,6 @@ def test_wherever_it_was_cut(after: int) -> None:
     assert sorted(file.name for file in Path("cut/checkpoints").iterdir()) == ["4.safetensors"]
 
 
-@pytest.mark.usefixtures("_imported_once")
 def test_continued_in_a_pool() -> None:
     """Also where a round's evaluation goes on beside the next round's fits."""
     changes = {"algorithm": algorithms.SCAFFOLD(), "rounds": 3, "supervision": "base"}

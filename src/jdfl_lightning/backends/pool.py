@@ -7,19 +7,20 @@ import os
 import pickle
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
+from multiprocessing.reduction import send_handle
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from jdfl_lightning.backends.base import Backend, Runner
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
+from jdfl_lightning.backends.fork_server import start_worker
 from jdfl_lightning.backends.local import LocalBackend
-from jdfl_lightning.backends.worker import Parcel, Place, encode, without_images
+from jdfl_lightning.backends.worker import Parcel, encode, without_images
 from jdfl_lightning.core.errors import InputError, Note, require, require_types
-from jdfl_lightning.core.nursery import Nursery, dismiss_spare, nursery
 from jdfl_lightning.data.cache import ImageFile, image_file
 from jdfl_lightning.storage.checkpoint import ClientStates
 
@@ -51,7 +52,6 @@ class PoolBackend(Backend):
         gpus = _gpus(experiment)
         workers = self._auto(experiment, gpus) if self.workers == "auto" else self.workers
         if workers == 1 and self.workers == "auto":
-            dismiss_spare()
             with _limited(self.threads), LocalBackend().open(experiment, states) as local:
                 yield local
             return
@@ -59,26 +59,23 @@ class PoolBackend(Backend):
         with image_file(experiment.data.images) as images:
             try:
                 parcels = [_pack(experiment, images, states, threads, gpu) for gpu in (range(gpus) if gpus else [None])]
-            except _UnsendableError as error:
+                sizes = experiment.data.client_sizes
+
+                def start(place: int) -> Worker:
+                    return _Process(parcels[place % len(parcels)], images)
+
+                pool = Dispatcher(start, wait_for, workers, sizes)
+            except _NoWorkersError as error:
                 if self.workers != "auto":
-                    raise InputError(f"Expected clients to train in worker processes but {error}") from error
-                warnings.warn(f"Clients train one after the other: {error}", Note, stacklevel=2)
-                dismiss_spare()
+                    raise
+                warnings.warn(f"Clients train one after the other: {error.reason}", Note, stacklevel=2)
                 with LocalBackend().open(experiment, states) as local:
                     yield local
                 return
-            files = [images.file] if isinstance(images.file, int) else []
-            sizes = experiment.data.client_sizes
-            with nursery() as source:
-
-                def start(place: int) -> Worker:
-                    return _Process(source, parcels[place % len(parcels)], files)
-
-                pool = Dispatcher(start, wait_for, workers, sizes)
-                try:
-                    yield pool
-                finally:
-                    pool.close()
+            try:
+                yield pool
+            finally:
+                pool.close()
 
     def _auto(self, experiment: Experiment, gpus: int) -> int:
         if os.name != "posix":
@@ -131,8 +128,12 @@ def _gpus(experiment: Experiment) -> int:
     return torch.cuda.device_count() if wanted else 0
 
 
-class _UnsendableError(Exception):
-    """The settings hold something that another process cannot have."""
+class _NoWorkersError(InputError):
+    """Clients cannot be trained in other processes."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Expected clients to train in worker processes but {reason}")
+        self.reason = reason
 
 
 def _pack(experiment: Experiment, images: ImageFile, states: ClientStates, threads: int, gpu: int | None) -> bytes:
@@ -142,29 +143,28 @@ def _pack(experiment: Experiment, images: ImageFile, states: ClientStates, threa
     try:
         parcel = encode(Parcel(sent, images, states, threads))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise _UnsendableError(f"they cannot be sent the settings: {error}.") from error
+        raise _NoWorkersError(f"they cannot be sent the settings: {error}.") from error
     if b"__main__" in parcel:
-        raise _UnsendableError("they cannot import what a script or a notebook defines; put it into a module.")
+        raise _NoWorkersError("they cannot import what a script or a notebook defines; put it into a module.")
     return parcel
 
 
 class _Process(Worker):
     """A process of this machine, and the connection to it."""
 
-    def __init__(self, source: Nursery, parcel: bytes, files: Sequence[int]) -> None:
-        self._source = source
-        self.connection = source.fork(files)
-        self._parcel: bytes | None = parcel
+    def __init__(self, parcel: bytes, images: ImageFile) -> None:
+        try:
+            self.process, self.connection = start_worker(parcel)
+        except (OSError, EOFError, AssertionError) as error:  # the last: this is a process that may not have any
+            raise _NoWorkersError(f"none could be started: {error}.") from error
         self._common: bytes | None = None
-        self._pid: int | None = None
+        if isinstance(images.file, int):
+            with suppress(OSError):  # it is gone already, as its first job will show
+                send_handle(self.connection, images.file, self.process.pid)
 
     def begin(self, job: Job) -> None:
-        """Send what the worker does not know yet, and the job."""
+        """Send the job, and before it what it shares with others, if the worker does not know that yet."""
         try:
-            if self._parcel is not None:
-                self.connection.send_bytes(encode(Place.here()))
-                self.connection.send_bytes(self._parcel)
-                self._parcel = None
             if job.common is not None and job.common is not self._common:
                 self.connection.send_bytes(encode(("common", job.common)))
                 self._common = job.common
@@ -172,23 +172,19 @@ class _Process(Worker):
         except OSError as error:
             raise GoneError from error
 
-    def take(self) -> tuple[str, Any] | None:
-        """Take a message; the first one is the process's id."""
+    def take(self) -> tuple[str, Any]:
+        """Take a message."""
         try:
-            message = pickle.loads(self.connection.recv_bytes())
+            kind, answer = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise GoneError from error
-        if isinstance(message, int):
-            self._pid = message
-            return None
-        kind, answer = message
         return kind, answer
 
     def end(self) -> str:
         """Hang up, which ends the process whatever it does."""
         self.connection.close()
-        pid, self._pid = self._pid, None
-        code = None if pid is None else self._source.exit_code(pid, timeout=5)
+        self.process.join(timeout=5)
+        code = self.process.exitcode
         return f" by signal {-code}, as when memory runs out" if code and code < 0 else ""
 
 

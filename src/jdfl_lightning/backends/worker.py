@@ -7,12 +7,13 @@ import io
 import os
 import pickle
 import select
+import signal
 import sys
 import threading
 import warnings
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
+from multiprocessing.reduction import recv_handle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,37 +53,25 @@ def encode(message: object) -> bytes:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the server runs; a worker goes there before it reads anything that might need it."""
-
-    path: list[str]
-    folder: str
-    environment: dict[str, str]
-
-    @classmethod
-    def here(cls) -> Place:
-        """Return this process's."""
-        return cls(sys.path, str(Path.cwd()), dict(os.environ))
-
-    def enter(self) -> None:
-        """Go there."""
-        sys.path[:] = self.path
-        os.chdir(self.folder)
-        os.environ.clear()
-        os.environ.update(self.environment)
-
-
-@dataclass(frozen=True)
 class Parcel:
     """All that a worker needs to know, sent once."""
 
     experiment: Experiment
     """The settings; its data has been dealt out and holds no images."""
     images: ImageFile
-    """The file to map them from."""
+    """The file to map them from; one without a name is sent after the parcel."""
     states: ClientStates
     """Where clients keep what they remember."""
     threads: int
+
+
+def block_group_signals() -> set[int | signal.Signals]:
+    """Block what a terminal or a job queue sends to all processes at once: the server decides when workers end.
+
+    Returns:
+        The signals that were blocked before.
+    """
+    return signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
 
 
 def _watch(connection: Connection) -> None:
@@ -123,12 +112,11 @@ def failure(error: Exception) -> tuple[str, str]:
     return kind, describe(error)
 
 
-def _answer(connection: Connection, images: int | None) -> None:
-    place: Place = _next(connection)
-    place.enter()
-    parcel: Parcel = _next(connection)
+def _answer(connection: Connection, parcel: Parcel) -> None:
     torch.set_num_threads(parcel.threads)
-    file = parcel.images if images is None else replace(parcel.images, file=images)
+    file = parcel.images
+    if isinstance(file.file, int):
+        file = replace(file, file=recv_handle(connection))
     parcel.experiment.data.images = file.map()
     site = Site(parcel.experiment)
     common: dict[str, Any] = {}
@@ -147,20 +135,24 @@ def _answer(connection: Connection, images: int | None) -> None:
         _send(connection, message)
 
 
-def serve(descriptor: int, images: int | None = None) -> None:
-    """Do what the process at the other end of a connection asks, until it hangs up.
+def serve(connection: Connection, path: list[str], environment: dict[str, str], parcel: bytes) -> None:
+    """Do what the server asks, until it hangs up.
 
     Args:
-        descriptor: of the connection.
-        images: of the file of images, if that has no name.
+        connection: to the server.
+        path: the server's `sys.path`.
+        environment: the server's.
+        parcel: a `Parcel`, which may need them to be read.
     """
-    connection = Connection(descriptor)
+    block_group_signals()  # also if somebody else has started the fork server
     threading.Thread(target=_watch, args=(connection,), daemon=True).start()
+    sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environment)
     warnings.simplefilter("ignore")
     reuse_memory()
     try:
-        _send(connection, os.getpid())
-        _answer(connection, images)
+        _answer(connection, pickle.loads(parcel))
     except Exception as error:  # the settings cannot be read here, the site cannot be built
         _send(connection, ("unusable", describe(error)))
     _next(connection)

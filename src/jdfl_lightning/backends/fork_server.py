@@ -1,0 +1,74 @@
+"""Worker processes from Python's fork server, which imports this module, and with it all that a worker needs, once.
+
+The fork server is a fresh interpreter that imports and forks and does nothing else: a worker has none of the server's
+memory, threads or locks, and one that has to be replaced is there in milliseconds. It is started with the first worker,
+serves all later runs of the process, and ends with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import Pipe, get_context, util
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import ModuleType
+from typing import Any
+
+from jdfl_lightning.backends.worker import block_group_signals, serve
+
+_FOLDER = "JDFL_FORK_SERVER_FOLDER"
+"""Tells the fork server which folder its socket is in; Python removes it only if the server ends by itself."""
+
+if _FOLDER in os.environ:  # this is the fork server
+    atexit.register(shutil.rmtree, os.environ[_FOLDER], ignore_errors=True)
+
+
+def start_fork_server() -> None:
+    """Start the fork server, unless it is running; it imports while this process goes on."""
+    from multiprocessing import forkserver, resource_tracker  # which not every system has
+
+    forkserver.set_forkserver_preload([__name__])
+    resource_tracker.ensure_running()  # beforehand, as its start unblocks signals
+    path = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}  # before 3.13.1 it has a path of its own
+    before = block_group_signals()  # which new processes inherit
+    try:
+        with _environment(path | {_FOLDER: util.get_temp_dir()}):
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    known = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in known.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def start_worker(parcel: bytes) -> tuple[BaseProcess, Connection[Any, Any]]:
+    """Start a worker with all that it needs to know; return it and the connection to it, which ends it if closed."""
+    start_fork_server()
+    here, there = Pipe()
+    process = get_context("forkserver").Process(target=serve, args=(there, sys.path, dict(os.environ), parcel))
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")  # else the worker would run the user's script
+    try:
+        process.start()
+    finally:
+        sys.modules["__main__"] = main
+        there.close()
+    util.Finalize(process, here.close, exitpriority=0)  # before Python waits for processes that are left
+    return process, here
