@@ -5,6 +5,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+# The networks of the tests are tiny: a second thread only waits, and waits actively, on a core that another process of
+# pytest-xdist works on. OpenMP reads this when torch is imported, and so does every process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 import torch
@@ -19,11 +23,9 @@ from jdfl_lightning.core.nursery import nursery
 # how long an example takes says something about the machine alone
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
-# the networks of the tests are tiny: a second thread only waits, and waits actively
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # whatever the variable said
 # a virtual machine may announce a matrix unit that it does not have
 survives_half_precision()
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 # a shell that starts the tests in the background has them, and what they start, ignore Ctrl-C
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,29 @@ def experiment(**settings: Any) -> Experiment:
         "backend": LocalBackend(),
     }
     return Experiment(**(defaults | settings))
+
+
+def until(condition: Callable[[], Any], seconds: float = 300, what: str = "") -> Any:
+    """Wait until something holds and return it; how long that may take is for a machine with much else to do."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError(what or getattr(condition, "__qualname__", ""))
+        time.sleep(0.05)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class Watched(LocalRunner):
@@ -209,7 +232,36 @@ class Patient(SCAFFOLD):
         elif (task.client, task.round) in ((1, 2), (0, 3)):
             awaited = Path(self.folder) / ("go" if task.client == 1 else "back")
             (Path(self.folder) / f"client{task.client}-begun").touch()
-            end = time.monotonic() + 300
-            while not awaited.exists() and time.monotonic() < end:
-                time.sleep(0.05)
+            until(awaited.exists)
         return super().local(task, state)
+
+
+class Waiting(FedAvg):
+    """FedAvg whose clients say in the middle of a fit that they are there, and wait for a file ``go``.
+
+    Args:
+        folder: of ``go``, and of a file ``begun`` and the client's number.
+        clients: who waits.
+        round: when.
+    """
+
+    def __init__(self, folder: str, clients: Sequence[int] = (1,), round: int = 2) -> None:
+        super().__init__()
+        self.folder, self.clients, self.round = folder, clients, round
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> LocalUpdate:
+        if task.client in self.clients and task.round == self.round:
+            return WaitingUpdate(task, state, Path(self.folder))
+        return super().local(task, state)
+
+
+class WaitingUpdate(LocalUpdate):
+    """The waiting in a step of the optimizer."""
+
+    def __init__(self, task: FitTask, state: dict[str, Tensors], folder: Path) -> None:
+        super().__init__(task, state)
+        self.folder = folder
+
+    def correct(self, params: Tensors) -> None:
+        (self.folder / f"begun{self.task.client}").touch()
+        until((self.folder / "go").exists)

@@ -17,6 +17,7 @@ from jdfl_lightning import LocalBackend, PoolBackend, RayBackend, algorithms, fi
 pytestmark = [
     pytest.mark.usefixtures("_imported_once"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # ray's own sockets and logs
+    pytest.mark.filterwarnings("ignore:Waiting for room on the Ray cluster"),  # a busy machine starts actors slowly
 ]
 ALGORITHMS = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON", "RobustFedAvg"]
 

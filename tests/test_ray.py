@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from helpers import Lines, Mortal, experiment, same
+from helpers import Lines, Mortal, Waiting, experiment, same, until
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, RayBackend, fit
 from jdfl_lightning.client.fit import Site
 from jdfl_lightning.core.errors import InputError, StorageError
@@ -24,7 +23,10 @@ from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.storage.checkpoint import ClientStates
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # ray's own sockets and logs
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # ray's own sockets and logs
+    pytest.mark.filterwarnings("ignore:Waiting for room on the Ray cluster"),  # a busy machine starts actors slowly
+]
 
 
 @pytest.fixture(scope="class")
@@ -46,14 +48,6 @@ def start_elsewhere(cluster: Any) -> tuple[Any, Any]:
     actor.enter.remote(sys.path)
     *settings, folder, _, secret = cluster._settings
     return actor, actor.prepare.remote(*settings, folder / "elsewhere", folder / "nothing here", secret)
-
-
-class Slow(FedAvg):
-    """FedAvg whose clients wait, so that something can happen to them."""
-
-    def local(self, task: FitTask, state: dict[str, Tensors]) -> Any:
-        time.sleep(0.5)
-        return super().local(task, state)
 
 
 class Choosy(FedAvg):
@@ -131,17 +125,19 @@ def test_a_lost_node_is_not_the_end() -> None:
     fit(experiment(supervision="base", run_dir="local", rounds=3))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
-        first, _ = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        first, _ = [cluster.add_node(wait=False, num_cpus=1) for _ in range(2)]
+        cluster.wait_for_nodes(timeout=300)
         backend = RayBackend(address=cluster.address)
 
         def lose() -> None:
-            while not Path("ray/checkpoints/1.safetensors").exists():
-                time.sleep(0.05)
+            until(lambda: len(list(Path.cwd().glob("begun*"))) == 2)
             cluster.remove_node(first, allow_graceful=False)
+            Path("go").touch()
 
         thread = threading.Thread(target=lose)
         thread.start()
-        run = fit(experiment(algorithm=Slow(), supervision="base", run_dir="ray", backend=backend, rounds=3))
+        rule = Waiting(str(Path.cwd()), clients=range(4))
+        run = fit(experiment(algorithm=rule, supervision="base", run_dir="ray", backend=backend, rounds=3))
         thread.join()
         assert [row["clients"] for row in run.rows] == [4, 4, 4]
     finally:

@@ -267,7 +267,7 @@ def test_ctrl_c_ends_after_the_current_client() -> None:
             if line.startswith("round 2/"):
                 run.send_signal(signal.SIGINT)
                 break
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=300)
     assert run.returncode == 130, err
     assert "stopping after the current client" in out
     assert "go on with: jdfl-lightning fit --resume run" in out
