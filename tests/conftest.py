@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import io
 import os
 import signal
 from collections.abc import Iterator
@@ -9,15 +11,18 @@ from pathlib import Path
 # pytest-xdist works on. OpenMP reads this when torch is imported, and so does every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import docstring_parser
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from PIL import Image
+from torch import Tensor
 
 from helpers import digits
 from jdfl_lightning import DigitsDomains
 from jdfl_lightning.client.trainer import survives_half_precision
+from jdfl_lightning.core.files import write_whole
 from jdfl_lightning.core.nursery import nursery
 
 # how long an example takes says something about the machine alone
@@ -39,6 +44,35 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _computed_once() -> Iterator[None]:
+    """What comes out the same in every test: the embedded digits, and what the parser of settings reads in docstrings.
+
+    A test that changes its images changes a copy.
+    """
+    render = DigitsDomains.load
+
+    @functools.cache
+    def rendered(size: int) -> tuple[Tensor, Tensor, Tensor]:
+        return render(DigitsDomains(size))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DigitsDomains, "load", lambda data: tuple(found.clone() for found in rendered(data.size)))
+        patch.setattr(docstring_parser, "parse_from_object", functools.cache(docstring_parser.parse_from_object))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of a run's folder are made and written but not rendered, which takes longer than the runs of the tests.
+
+    What they look like is tested where they are drawn by themselves, and by runs in processes of their own.
+    """
+    pixel = io.BytesIO()
+    Image.new("L", (1, 1)).save(pixel, "png")
+    monkeypatch.setattr("jdfl_lightning.server.run.save_figure", lambda _, file: write_whole(file, pixel.getvalue()))
 
 
 @pytest.fixture(scope="session")

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning import SCAFFOLD, DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate
+from jdfl_lightning import SCAFFOLD, DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate, fit
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.client.fit import Site
+from jdfl_lightning.config import as_dict
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.partition import Partition
 from jdfl_lightning.server.rounds import Journal, RoundReport
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
-from jdfl_lightning.storage.folder import read_run
+from jdfl_lightning.storage.folder import Run, read_run
+from jdfl_lightning.storage.trust import sign
 from jdfl_lightning.ui.display import Display
 
 
@@ -66,6 +74,28 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@functools.cache
+def _shelf() -> tempfile.TemporaryDirectory[str]:
+    """Where this process keeps the runs that it has trained for `finished`."""
+    return tempfile.TemporaryDirectory(prefix="finished-")
+
+
+def finished(run_dir: str, **settings: Any) -> Run:
+    """A run as ``fit(experiment(run_dir=..., ...))`` leaves it, for tests of what comes after.
+
+    A process of pytest trains it once and gives each test a copy, with the signature of the test's own user.
+    """
+    wanted = experiment(**settings)
+    name = hashlib.sha256(json.dumps(as_dict(wanted), sort_keys=True).encode()).hexdigest()
+    kept = Path(_shelf().name) / name
+    if not kept.exists():
+        fit(replace(wanted, run_dir=str(kept.with_suffix(".new")))).folder.rename(kept)
+    shutil.copytree(kept, run_dir)
+    config = Path(run_dir) / "config.yaml"
+    config.write_bytes(sign(config.read_bytes().partition(b"\n")[2]))
+    return read_run(Path(run_dir))
 
 
 class Watched(LocalRunner):

@@ -417,6 +417,7 @@ def descendants(pid: int) -> list[int]:
     return [*found, *(below for child in found for below in descendants(child))]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("backend", [["--backend", "LocalBackend"], ["--backend.workers", "2"]], ids=["local", "pool"])
 def test_sigterm_saves_and_ends(backend: list[str]) -> None:

@@ -171,6 +171,10 @@ def test_screen_of_a_real_process(tmp_path: Path) -> None:
     assert "best" in done.stdout
     assert lines[-1] == "run folder: run"
     assert len(lines) == 5 + 7 + 1  # the table has seven lines
+    for name, size in (("curves", (1300, 520)), ("discovery", (1950, 572))):
+        with Image.open(f"run/{name}.png") as picture:
+            assert picture.size == size
+            assert len(set(picture.convert("L").getdata())) > 50  # something is drawn
 
 
 def test_predict(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,6 +245,7 @@ def test_live_display() -> None:
         assert part in shown
 
 
+@pytest.mark.slow
 def test_interrupt_ends_with_130() -> None:
     """A second SIGINT in the middle of a fit, which Lightning would answer by leaving the process with 1."""
     arguments = ["--data.size", "8", "--data.num_clients", "4", "--supervision", "base", "--client_fraction", "1"]

@@ -142,6 +142,7 @@ def test_a_full_disk_at_a_worker_ends_the_run() -> None:
             list(runner.fit([task]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_and_no_file_is_left(ending: signal.Signals, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ class TestOnOneCluster:
             fit(experiment(supervision="base", backend=RayBackend()))
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_not_the_end() -> None:
     """A head without CPUs and two nodes with one each; one of them is taken away while clients train on both."""
     assert not ray.is_initialized()
