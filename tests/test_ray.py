@@ -59,6 +59,7 @@ class Choosy(FedAvg):
         return super().local(task, state)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ray")
 class TestOnOneCluster:
     @pytest.mark.usefixtures("_no_shared_disk")
@@ -147,6 +148,7 @@ def test_a_lost_node_is_not_the_end() -> None:
     assert same("local", "ray")
 
 
+@pytest.mark.slow
 def test_from_the_command_line_with_no_cluster(tmp_path: Path) -> None:
     """Ray is started for the run and ends with it; nothing of it is on the screen."""
     arguments = ["--data.size=8", "--rounds=1", "--epochs=1", "--supervision=base", "--run_dir=run"]
