@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import subprocess
@@ -164,8 +165,11 @@ def test_from_the_command_line_with_no_cluster(tmp_path: Path) -> None:
     assert (tmp_path / "work/run/best.safetensors").exists()
 
 
-def test_a_cluster_that_is_not_there() -> None:
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one of other tests, which Ray would find among the processes of this machine."""
     assert not ray.is_initialized()
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", functools.cache(set))
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda temp_dir: None)
     with pytest.raises(InputError, match=r"--backend\.address to be that of a Ray cluster but got auto"):
         fit(experiment(supervision="base", backend=RayBackend(address="auto")))
 
