@@ -1,5 +1,6 @@
 # make fit        the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
-# make test       the same environment with the extra `test`; lint, types, doctests and tests
+# make check      the same environment with the extra `test`; lint, types, doctests and all quick tests: five minutes
+# make test       the same with the tests that start a federation, Ray, notebooks or a browser, or kill processes
 # make docs       the documentation site, in build/site; a broken link or a missing docstring is an error
 # make bench      all benchmarks, in about three hours on two cores; they write their tables into docs/
 # make notebooks  run the notebooks and put their outputs into them
@@ -9,14 +10,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# processes of pytest; a file's tests share its fixtures and stay together
+WORKERS ?= 2
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: fit test lint docs wheel bench notebooks clean
+.PHONY: fit check test lint docs wheel bench notebooks clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
 
+check: lint
+	$(PYTEST) -m "not slow" $(ARGS)
+
 test: lint
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

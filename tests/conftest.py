@@ -1,29 +1,43 @@
 from __future__ import annotations
 
+import functools
+import io
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+# The networks of the tests are tiny: a second thread only waits, and waits actively, on a core that another process of
+# pytest-xdist works on. OpenMP reads this when torch is imported, and so does every process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import docstring_parser
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from PIL import Image
+from torch import Tensor
 
 from helpers import digits
 from jdfl_lightning import DigitsDomains
 from jdfl_lightning.client.trainer import survives_half_precision
+from jdfl_lightning.core.files import write_whole
 
 # how long an example takes says something about the machine alone
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
-# the networks of the tests are tiny: a second thread only waits, and waits actively
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # whatever the variable said
 # a virtual machine may announce a matrix unit that it does not have
 survives_half_precision()
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 # a shell that starts the tests in the background has them, and what they start, ignore Ctrl-C
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long, so that no process of pytest-xdist ends with one while the others idle."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +49,35 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _computed_once() -> Iterator[None]:
+    """What comes out the same in every test: the embedded digits, and what the parser of settings reads in docstrings.
+
+    A test that changes its images changes a copy.
+    """
+    render = DigitsDomains.load
+
+    @functools.cache
+    def rendered(size: int) -> tuple[Tensor, Tensor, Tensor]:
+        return render(DigitsDomains(size))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DigitsDomains, "load", lambda data: tuple(found.clone() for found in rendered(data.size)))
+        patch.setattr(docstring_parser, "parse_from_object", functools.cache(docstring_parser.parse_from_object))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of a run's folder are made and written but not rendered, which takes longer than the runs of the tests.
+
+    What they look like is tested where they are drawn by themselves, and by runs in processes of their own.
+    """
+    pixel = io.BytesIO()
+    Image.new("L", (1, 1)).save(pixel, "png")
+    monkeypatch.setattr("jdfl_lightning.server.run.save_figure", lambda _, file: write_whole(file, pixel.getvalue()))
 
 
 @pytest.fixture

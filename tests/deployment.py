@@ -11,8 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from helpers import until
 
 PROGRAMS = Path(sys.executable).parent
 LINK = "loopback"
@@ -80,16 +81,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait until something holds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise TimeoutError(what)
-
-
 def descendants(pid: int) -> list[int]:
     """All processes that a process has started, and that these have."""
     parents: dict[int, list[int]] = {}
@@ -145,6 +136,17 @@ class Deployment:
             **self.environment,
         }
 
+    def _flwr(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(PROGRAMS / "flwr"), *arguments],
+            env=self._variables("cli"),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
@@ -190,15 +192,7 @@ class Deployment:
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """Run Flower's command line; it answers in JSON, and ends with 0 even if it failed."""
-        done = subprocess.run(
-            [str(PROGRAMS / "flwr"), *arguments, "--format", "json"],
-            env=self._variables("cli"),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = self._flwr(*arguments, "--format", "json")
         answer = json.loads(done.stdout)
         assert answer["success"], (done.stdout, done.stderr)
         return dict(answer)
@@ -228,23 +222,15 @@ class Deployment:
         return dict(self.flwr("list", LINK, "--run-id", run)["runs"][0])
 
     def wait(self, run: str, seconds: float) -> dict[str, Any]:
-        """Wait for the end of a run; show what it said if it did not end well."""
-
-        def ended() -> dict[str, Any] | None:
-            status = self.status(run)
-            return status if status["status"].startswith("finished") else None
-
-        found: dict[str, Any] = until(ended, seconds, f"run {run}")
-        assert found["status"] == "finished:completed", (found, self.said(run))
+        """Wait for the end of a run, until which Flower has more to show; show what it said if it did not end well."""
+        said = self._flwr("log", run, LINK, "--stream", timeout=seconds).stdout
+        found = self.status(run)
+        assert found["status"] == "finished:completed", (found, said)
         return found
 
     def said(self, run: str) -> str:
         """Return what the server's app has said."""
-        arguments = [str(PROGRAMS / "flwr"), "log", run, LINK, "--show"]
-        done = subprocess.run(
-            arguments, env=self._variables("cli"), capture_output=True, text=True, timeout=120, check=False
-        )
-        return done.stdout
+        return self._flwr("log", run, LINK, "--show").stdout
 
     def close(self) -> None:
         """End everything."""

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
+import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning import SCAFFOLD, DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate
+from jdfl_lightning import SCAFFOLD, DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate, fit
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.client.fit import Site
+from jdfl_lightning.config import as_dict
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.partition import Partition
 from jdfl_lightning.server.rounds import Journal, RoundReport
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
-from jdfl_lightning.storage.folder import read_run
+from jdfl_lightning.storage.folder import Run, read_run
+from jdfl_lightning.storage.trust import sign
 from jdfl_lightning.ui.display import Display
 
 
@@ -43,6 +51,51 @@ def experiment(**settings: Any) -> Experiment:
         "backend": LocalBackend(),
     }
     return Experiment(**(defaults | settings))
+
+
+def until(condition: Callable[[], Any], seconds: float = 300, what: str = "") -> Any:
+    """Wait until something holds and return it; how long that may take is for a machine with much else to do."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError(what or getattr(condition, "__qualname__", ""))
+        time.sleep(0.05)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@functools.cache
+def _shelf() -> tempfile.TemporaryDirectory[str]:
+    """Where this process keeps the runs that it has trained for `finished`."""
+    return tempfile.TemporaryDirectory(prefix="finished-")
+
+
+def finished(run_dir: str, **settings: Any) -> Run:
+    """A run as ``fit(experiment(run_dir=..., ...))`` leaves it, for tests of what comes after.
+
+    A process of pytest trains it once and gives each test a copy, with the signature of the test's own user.
+    """
+    wanted = experiment(**settings)
+    name = hashlib.sha256(json.dumps(as_dict(wanted), sort_keys=True).encode()).hexdigest()
+    kept = Path(_shelf().name) / name
+    if not kept.exists():
+        fit(replace(wanted, run_dir=str(kept.with_suffix(".new")))).folder.rename(kept)
+    shutil.copytree(kept, run_dir)
+    config = Path(run_dir) / "config.yaml"
+    config.write_bytes(sign(config.read_bytes().partition(b"\n")[2]))
+    return read_run(Path(run_dir))
 
 
 class Watched(LocalRunner):
@@ -209,7 +262,36 @@ class Patient(SCAFFOLD):
         elif (task.client, task.round) in ((1, 2), (0, 3)):
             awaited = Path(self.folder) / ("go" if task.client == 1 else "back")
             (Path(self.folder) / f"client{task.client}-begun").touch()
-            end = time.monotonic() + 300
-            while not awaited.exists() and time.monotonic() < end:
-                time.sleep(0.05)
+            until(awaited.exists)
         return super().local(task, state)
+
+
+class Waiting(FedAvg):
+    """FedAvg whose clients say in the middle of a fit that they are there, and wait for a file ``go``.
+
+    Args:
+        folder: of ``go``, and of a file ``begun`` and the client's number.
+        clients: who waits.
+        round: when.
+    """
+
+    def __init__(self, folder: str, clients: Sequence[int] = (1,), round: int = 2) -> None:
+        super().__init__()
+        self.folder, self.clients, self.round = folder, clients, round
+
+    def local(self, task: FitTask, state: dict[str, Tensors]) -> LocalUpdate:
+        if task.client in self.clients and task.round == self.round:
+            return WaitingUpdate(task, state, Path(self.folder))
+        return super().local(task, state)
+
+
+class WaitingUpdate(LocalUpdate):
+    """The waiting in a step of the optimizer."""
+
+    def __init__(self, task: FitTask, state: dict[str, Tensors], folder: Path) -> None:
+        super().__init__(task, state)
+        self.folder = folder
+
+    def correct(self, params: Tensors) -> None:
+        (self.folder / f"begun{self.task.client}").touch()
+        until((self.folder / "go").exists)

@@ -28,6 +28,8 @@ def execute(file: Path) -> Any:
         client = NotebookClient(
             notebook,
             timeout=CELL_SECONDS,
+            startup_timeout=CELL_SECONDS,
+            iopub_timeout=CELL_SECONDS,  # else a busy machine loses what a cell gives: 4 seconds are waited for it
             kernel_name="python3",
             coalesce_streams=True,
             record_timing=False,

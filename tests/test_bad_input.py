@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from helpers import Lines, contents, digits, experiment
+from helpers import Lines, children, contents, digits, experiment, until
 from jdfl_lightning import (
     MOON,
     PACS,
@@ -46,7 +45,6 @@ from jdfl_lightning import (
     TargetRule,
     fit,
 )
-from jdfl_lightning import journal as journals
 from jdfl_lightning.algorithms import RobustFedAvg
 from jdfl_lightning.cli import main
 from jdfl_lightning.client.trainer import TrainerOptions, check_trainer
@@ -57,6 +55,7 @@ from jdfl_lightning.data import cache
 from jdfl_lightning.joint import joint_index, split_index
 from jdfl_lightning.report.comparison import COLUMNS
 from jdfl_lightning.report.tables import as_csv
+from jdfl_lightning.server import journal as journals
 from jdfl_lightning.storage.folder import append_metrics
 from jdfl_lightning.studies.inference import Prediction, write_predictions
 
@@ -415,40 +414,12 @@ def test_a_bug_in_discovery_is_shown_once() -> None:
 # --- SIGTERM
 
 
-class Waiting(FedAvg):
-    """FedAvg whose client 1 says in the middle of round 2's fit that it is there, and waits for a file ``go``."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def local(self, task: FitTask, state: dict[str, Tensors]) -> LocalUpdate:
-        return WaitingUpdate(task, state, Path(self.folder))
+def descendants(pid: int) -> list[int]:
+    found = children(pid)
+    return [*found, *(below for child in found for below in descendants(child))]
 
 
-class WaitingUpdate(LocalUpdate):
-    def __init__(self, task: FitTask, state: dict[str, Tensors], folder: Path) -> None:
-        super().__init__(task, state)
-        self.folder = folder
-
-    def correct(self, params: Tensors) -> None:
-        if (self.task.client, self.task.round) == (1, 2):
-            (self.folder / "begun").touch()
-            wait_for(self.folder / "go")
-
-
-def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 200
-    while not file.exists():
-        assert time.monotonic() < deadline, file
-        time.sleep(0.02)
-
-
-def children(pid: int) -> list[int]:
-    found = [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
-    return [*found, *(below for child in found for below in children(child))]
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("backend", [["--backend", "LocalBackend"], ["--backend.workers", "2"]], ids=["local", "pool"])
 def test_sigterm_saves_and_ends(backend: list[str]) -> None:
@@ -466,28 +437,25 @@ def test_sigterm_saves_and_ends(backend: list[str]) -> None:
         "base",
     ]
     arguments += ["--client_fraction", "1", "--backbone", "helpers.tiny_net", "--checkpoint.every", "50", *backend]
-    arguments += ["--algorithm", "test_bad_input.Waiting", "--algorithm.folder", str(Path.cwd())]
+    arguments += ["--algorithm", "helpers.Waiting", "--algorithm.folder", str(Path.cwd())]
     command = [sys.executable, "-u", "-m", "jdfl_lightning", "fit", *arguments, "--run_dir", "cut"]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
         assert run.stdout is not None
-        wait_for(Path("begun"))
-        processes = children(run.pid)
+        until(Path("begun1").exists)
+        processes = descendants(run.pid)
         for process in [*processes, run.pid]:
             os.kill(process, signal.SIGTERM)
         for line in run.stdout:
             if line.startswith("stopping after the current client; a second signal"):
                 break
         Path("go").touch()
-        out, err = run.communicate(timeout=100)
+        out, err = run.communicate(timeout=300)
     assert (run.returncode, err) == (143, "jdfl-lightning: terminated\n")
     assert out.splitlines()[-1] == "go on with: jdfl-lightning fit --resume cut"
     assert [file.name for file in Path("cut/checkpoints").iterdir()] == ["1.safetensors"]
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{process}").exists() for process in processes):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), what="the end of all processes")
     for rest in (["--resume", "cut"], [*arguments, "--run_dir", "whole"]):
         subprocess.run([sys.executable, "-m", "jdfl_lightning", "fit", *rest], env=environment, check=True)
     assert contents("cut") == contents("whole")

@@ -11,6 +11,7 @@ import pytest
 from pages import ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks look into /proc")
 @pytest.mark.parametrize(
     ("words", "row"),

@@ -7,16 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
 
-from helpers import experiment
+from helpers import experiment, until
 from jdfl_lightning import fit
 from jdfl_lightning.cli import COMMANDS, main
 from jdfl_lightning.ui.display import LiveDisplay, PlainDisplay, open_display
@@ -181,6 +181,10 @@ def test_screen_of_a_real_process(tmp_path: Path) -> None:
     assert "best" in done.stdout
     assert lines[-1] == "run folder: run"
     assert len(lines) == 5 + 7 + 1  # the table has seven lines
+    for name, size in (("curves", (1300, 520)), ("discovery", (1950, 572))):
+        with Image.open(f"run/{name}.png") as picture:
+            assert picture.size == size
+            assert len(set(picture.convert("L").getdata())) > 50  # something is drawn
 
 
 def test_predict(capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,18 +255,22 @@ def test_live_display() -> None:
         assert part in shown
 
 
+@pytest.mark.slow
 def test_interrupt_ends_with_130() -> None:
     """A second SIGINT in the middle of a fit, which Lightning would answer by leaving the process with 1."""
-    arguments = ["--data.size", "8", "--data.num_clients", "4", "--epochs", "200", "--supervision", "base"]
+    arguments = ["--data.size", "8", "--data.num_clients", "4", "--supervision", "base", "--client_fraction", "1"]
+    arguments += ["--algorithm", "helpers.Waiting", "--algorithm.round", "1", "--algorithm.folder", str(Path.cwd())]
     command = [sys.executable, "-u", "-m", "jdfl_lightning", "fit", *arguments, "--run_dir", "run"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "run folder: run\n"
-        time.sleep(2)  # in the first client's fit
+        until(Path("begun1").exists)
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "stopping after the current client; Ctrl-C again to stop at once\n"
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (130, "jdfl-lightning: interrupted\n")
     assert not Path("run/metrics.csv").exists()
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from deployment import Deployment, kill, make_certificates, make_node_key, until
-from helpers import contents
+from deployment import Deployment, kill, make_certificates, make_node_key
+from helpers import contents, until
 from jdfl_lightning import DigitsDomains, fit
 from jdfl_lightning.config import parse_experiment
 
@@ -160,7 +160,7 @@ def test_a_node_that_is_killed_and_comes_back(
     sites.processes[1] = sites.start(1)
     log = deployment.log("site1")
     said = len(log.read_bytes())
-    until(lambda: "SuperNode ID" in log.read_bytes()[said:].decode(), 100, log.read_text())
+    until(lambda: "SuperNode ID" in log.read_bytes()[said:].decode(), 300, log.read_text())
     (tmp_path / "back").touch()
     deployment.wait(run, seconds=400)
     here, there = contents("here"), contents(str(run_dir))
@@ -183,7 +183,7 @@ def test_a_node_that_is_killed_and_comes_back(
 def test_an_unknown_node_is_refused(deployment: Deployment, folders: list[Path]) -> None:
     key = make_node_key(deployment.folder / "stranger.key")
     stranger = deployment.start_node("stranger", key, partition_id=1, data_root=str(folders[1]))
-    assert stranger.wait(timeout=60) != 0
+    assert stranger.wait(timeout=300) != 0
     assert "Failed to activate SuperNode" in deployment.log("stranger").read_text()
 
 
@@ -198,5 +198,5 @@ def test_nothing_travels_in_the_clear(deployment: Deployment, folders: list[Path
     key = make_node_key(deployment.folder / "careful.key")
     deployment.flwr("supernode", "register", str(key.with_suffix(".pub")), "loopback")
     careful = deployment.start_node("careful", key, authority=other / "ca.crt", partition_id=1)
-    assert careful.wait(timeout=60) != 0
+    assert careful.wait(timeout=300) != 0
     assert "CERTIFICATE_VERIFY_FAILED" in deployment.log("careful").read_text()

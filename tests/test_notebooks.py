@@ -88,6 +88,7 @@ def test_links_exist(file: Path) -> None:
         assert (file.parent / link).exists(), link
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * CELL_SECONDS)
 @each
 def test_runs_top_to_bottom(file: Path) -> None:

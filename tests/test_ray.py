@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from helpers import Lines, Mortal, experiment, same
+from helpers import Lines, Mortal, Waiting, experiment, same, until
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, RayBackend, fit
 from jdfl_lightning.client.fit import Site
 from jdfl_lightning.core.errors import InputError, StorageError
@@ -24,7 +24,10 @@ from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.storage.checkpoint import ClientStates
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # ray's own sockets and logs
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # ray's own sockets and logs
+    pytest.mark.filterwarnings("ignore:Waiting for room on the Ray cluster"),  # a busy machine starts actors slowly
+]
 
 
 @pytest.fixture(scope="class")
@@ -48,14 +51,6 @@ def start_elsewhere(cluster: Any) -> tuple[Any, Any]:
     return actor, actor.prepare.remote(*settings, folder / "elsewhere", folder / "nothing here", secret)
 
 
-class Slow(FedAvg):
-    """FedAvg whose clients wait, so that something can happen to them."""
-
-    def local(self, task: FitTask, state: dict[str, Tensors]) -> Any:
-        time.sleep(0.5)
-        return super().local(task, state)
-
-
 class Choosy(FedAvg):
     """FedAvg that fails at client 1."""
 
@@ -65,6 +60,7 @@ class Choosy(FedAvg):
         return super().local(task, state)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ray")
 class TestOnOneCluster:
     @pytest.mark.usefixtures("_no_shared_disk")
@@ -125,23 +121,26 @@ class TestOnOneCluster:
             fit(experiment(supervision="base", backend=RayBackend()))
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_not_the_end() -> None:
     """A head without CPUs and two nodes with one each; one of them is taken away while clients train on both."""
     assert not ray.is_initialized()
     fit(experiment(supervision="base", run_dir="local", rounds=3))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
-        first, _ = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        first, _ = [cluster.add_node(wait=False, num_cpus=1) for _ in range(2)]
+        cluster.wait_for_nodes(timeout=300)
         backend = RayBackend(address=cluster.address)
 
         def lose() -> None:
-            while not Path("ray/checkpoints/1.safetensors").exists():
-                time.sleep(0.05)
+            until(lambda: len(list(Path.cwd().glob("begun*"))) == 2)
             cluster.remove_node(first, allow_graceful=False)
+            Path("go").touch()
 
         thread = threading.Thread(target=lose)
         thread.start()
-        run = fit(experiment(algorithm=Slow(), supervision="base", run_dir="ray", backend=backend, rounds=3))
+        rule = Waiting(str(Path.cwd()), clients=range(4))
+        run = fit(experiment(algorithm=rule, supervision="base", run_dir="ray", backend=backend, rounds=3))
         thread.join()
         assert [row["clients"] for row in run.rows] == [4, 4, 4]
     finally:
@@ -150,6 +149,7 @@ def test_a_lost_node_is_not_the_end() -> None:
     assert same("local", "ray")
 
 
+@pytest.mark.slow
 def test_from_the_command_line_with_no_cluster(tmp_path: Path) -> None:
     """Ray is started for the run and ends with it; nothing of it is on the screen."""
     arguments = ["--data.size=8", "--rounds=1", "--epochs=1", "--supervision=base", "--run_dir=run"]
@@ -165,8 +165,11 @@ def test_from_the_command_line_with_no_cluster(tmp_path: Path) -> None:
     assert (tmp_path / "work/run/best.safetensors").exists()
 
 
-def test_a_cluster_that_is_not_there() -> None:
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one of other tests, which Ray would find among the processes of this machine."""
     assert not ray.is_initialized()
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", functools.cache(set))
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda temp_dir: None)
     with pytest.raises(InputError, match=r"--backend\.address to be that of a Ray cluster but got auto"):
         fit(experiment(supervision="base", backend=RayBackend(address="auto")))
 

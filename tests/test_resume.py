@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
-from helpers import contents, digits, experiment
+from helpers import contents, digits, experiment, finished
 from jdfl_lightning import Experiment, PoolBackend, algorithms, fit
 from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.config import Checkpointing, as_dict
@@ -70,7 +70,7 @@ def test_continued_is_uninterrupted(name: str, supervision: str) -> None:
     """To the bit: weights, client states, server record, metrics, best round."""
     algorithm = getattr(algorithms, name)()
     changes = {"algorithm": algorithm, "supervision": supervision, "rounds": 4, "client_fraction": 0.5}
-    fit(experiment(run_dir="whole", **changes))
+    finished("whole", **changes)
     interrupted(after=5 if supervision == "base" else 9, **changes)
     assert contents("cut") == contents("whole")
 
@@ -85,7 +85,7 @@ def test_wherever_it_was_cut(after: int) -> None:
         "checkpoint": Checkpointing(every=2, keep=1),
         "evaluate_every": 3,
     }
-    fit(experiment(run_dir="whole", **changes))
+    finished("whole", **changes)
     interrupted(after, **changes)
     assert contents("cut") == contents("whole")
     assert sorted(file.name for file in Path("cut/checkpoints").iterdir()) == ["4.safetensors"]
@@ -94,7 +94,7 @@ def test_wherever_it_was_cut(after: int) -> None:
 def test_continued_in_a_pool() -> None:
     """Also where a round's evaluation goes on beside the next round's fits."""
     changes = {"algorithm": algorithms.SCAFFOLD(), "rounds": 3, "supervision": "base"}
-    fit(experiment(run_dir="whole", **changes))
+    finished("whole", **changes)
     pool = PoolBackend(workers=2, threads=1)
     with pytest.raises(CutError):
         fit(experiment(run_dir="cut", backend=pool, **changes), CutAt(6))
@@ -105,8 +105,8 @@ def test_continued_in_a_pool() -> None:
 
 
 def test_more_rounds_can_be_added() -> None:
-    fit(experiment(run_dir="whole", rounds=4))
-    fit(experiment(run_dir="cut", rounds=2))
+    finished("whole", rounds=4)
+    finished("cut", rounds=2)
     run = fit(experiment(resume="cut", rounds=4))
     assert len(run.rows) == 4
     assert contents("cut") == contents("whole")
@@ -116,7 +116,7 @@ def test_more_rounds_can_be_added() -> None:
 
 
 def test_a_schedule_forbids_more_rounds() -> None:
-    fit(experiment(run_dir="cut", rounds=2, algorithm=algorithms.FedProc()))
+    finished("cut", rounds=2, algorithm=algorithms.FedProc())
     with pytest.raises(InputError, match=r"--rounds to be 2 .* schedule"):
         fit(experiment(resume="cut", rounds=3, algorithm=algorithms.FedProc()))
 
@@ -135,7 +135,7 @@ def test_a_schedule_forbids_more_rounds() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_change_of_the_past_is_refused(change: dict[str, Any], flag: str) -> None:
-    fit(experiment(run_dir="cut", rounds=1))
+    finished("cut", rounds=1)
     before = contents("cut")
     if "clustering" in change:
         from jdfl_lightning import Clustering
@@ -147,7 +147,7 @@ def test_a_change_of_the_past_is_refused(change: dict[str, Any], flag: str) -> N
 
 
 def test_other_images_are_refused() -> None:
-    fit(experiment(run_dir="cut", rounds=1))
+    finished("cut", rounds=1)
     changed = digits()
     changed.images = changed.images.clone()
     changed.images[0] ^= 1
@@ -311,6 +311,7 @@ def in_child(work: Callable[[], None], kill_after: float | None) -> bool:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("name", ["SCAFFOLD", "FedDC", "MOON", "FedAvg"])
 def test_killed_at_random_moments(name: str) -> None:
@@ -334,6 +335,7 @@ def test_killed_at_random_moments(name: str) -> None:
     assert not [file for file in Path("cut").rglob("*") if file.name.endswith(".tmp")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_ends_after_the_current_client() -> None:
     arguments = ["--data.size", "16", "--rounds", "100", "--epochs", "3", "--supervision", "base"]
@@ -355,7 +357,7 @@ def test_ctrl_c_ends_after_the_current_client() -> None:
             if line.startswith("round 2/"):
                 run.send_signal(signal.SIGINT)
                 break
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=300)
     assert run.returncode == 130, err
     assert "stopping after the current client" in out
     assert "go on with: jdfl-lightning fit --resume run" in out
@@ -375,7 +377,7 @@ STEPS = ["open", "write", "fsync", "replace"]
 def test_a_full_disk_at_every_step(step: str, round: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step of writing fails once with ENOSPC: one clear line, the last checkpoint intact, and the run goes on."""
     changes: dict[str, Any] = {"algorithm": algorithms.SCAFFOLD(), "rounds": 3, "supervision": "base"}
-    fit(experiment(run_dir="whole", **changes))
+    finished("whole", **changes)
     full = OSError(errno.ENOSPC, "No space left on device")
     armed = [True]
 
@@ -436,7 +438,7 @@ def test_a_full_disk_at_every_step(step: str, round: int, monkeypatch: pytest.Mo
 
 
 def test_a_folder_that_cannot_be_written() -> None:
-    fit(experiment(run_dir="cut", rounds=1, supervision="base"))
+    finished("cut", rounds=1, supervision="base")
     shutil.rmtree("cut/checkpoints")
     Path("cut/checkpoints").touch()
     with pytest.raises(StorageError, match="cut/checkpoints"):
@@ -447,8 +449,8 @@ def test_a_folder_that_cannot_be_written() -> None:
 @pytest.mark.parametrize("victim", ["checkpoints/3.safetensors", "clients/*-3.safetensors"])
 def test_damage_is_named_and_the_checkpoint_before_is_offered(damage: str, victim: str) -> None:
     changes: dict[str, Any] = {"algorithm": algorithms.SCAFFOLD(), "supervision": "base"}
-    fit(experiment(run_dir="cut", rounds=3, **changes))
-    fit(experiment(run_dir="whole", rounds=4, **changes))
+    finished("cut", rounds=3, **changes)
+    finished("whole", rounds=4, **changes)
     file = next(Path("cut").glob(victim))
     content = bytearray(file.read_bytes())
     if damage == "cut short":
@@ -531,7 +533,7 @@ def test_settings_are_complete() -> None:
 def test_going_back_and_being_killed() -> None:
     """From round 2 of 4 again, killed in round 3: the run goes on from round 2, with every row."""
     changes: dict[str, Any] = {"supervision": "base", "checkpoint": Checkpointing(every=2, keep=2), "lr": 1e-6}
-    fit(experiment(run_dir="whole", rounds=4, **changes))
+    finished("whole", rounds=4, **changes)
     shutil.copytree("whole", "cut")
     named = next(file for file in sorted(Path("cut/checkpoints").iterdir()) if file.stem != "4")
     with pytest.raises(CutError):
@@ -556,7 +558,7 @@ def main_test(folder: Path) -> float:
 
 
 def test_a_run_has_one_writer() -> None:
-    fit(experiment(run_dir="run", rounds=1, supervision="base"))
+    finished("run", rounds=1, supervision="base")
     lock = lock_run(Path("run"))
     with pytest.raises(InputError, match="another process is writing run"):
         fit(experiment(resume="run", rounds=2, supervision="base"))
@@ -579,7 +581,7 @@ def test_discovery_of_other_images_is_not_taken_up() -> None:
 
 
 def test_a_damaged_table_is_named() -> None:
-    fit(experiment(run_dir="cut", rounds=1, supervision="base"))
+    finished("cut", rounds=1, supervision="base")
     Path("cut/metrics.csv").write_bytes(b"round,test/acc\n\xff\xfe,1\n")
     with pytest.raises(StorageError, match=r"metrics\.csv"):
         fit(experiment(resume="cut", rounds=2, supervision="base"))

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from helpers import Lines, contents, experiment
+from helpers import Lines, contents, experiment, finished
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, PoolBackend, fit
 from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.clustering.clusters import cluster
@@ -41,7 +41,7 @@ from jdfl_lightning.storage.trust import PACKAGES, known_backbone, own_settings,
 
 @pytest.fixture
 def own_run() -> Path:
-    return fit(experiment(run_dir="run", supervision="base", rounds=1, backbone="PaperCNN")).folder
+    return finished("run", supervision="base", rounds=1, backbone="PaperCNN").folder
 
 
 def from_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **settings: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_run_from_elsewhere_that_names_known_classes_needs_no_flag(
 
 
 def test_a_run_of_ones_own_may_name_anything(image_tree: Path) -> None:
-    run = fit(experiment(run_dir="run", supervision="base", rounds=1)).folder  # helpers.tiny_net
+    run = finished("run", supervision="base", rounds=1).folder  # helpers.tiny_net
     assert own_settings(run)
     assert main(["test", "--run", "run"]) == 0
     assert main(["predict", "--run", "run", str(image_tree)]) == 0
@@ -261,7 +261,7 @@ def test_known_names() -> None:
 
 @pytest.mark.parametrize("place", ["checkpoints", "clients", "config.yaml", "metrics.csv", "checkpoints/1.safetensors"])
 def test_links_in_a_run_folder_are_refused(tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(experiment(run_dir="run", supervision="base", rounds=1, backbone="PaperCNN"))
+    finished("run", supervision="base", rounds=1, backbone="PaperCNN")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "7.safetensors").write_text("precious")
@@ -302,7 +302,7 @@ def test_commands_that_only_read_refuse_links_too(
 
 
 def test_a_link_where_a_file_is_written_aside_is_not_followed(tmp_path: Path) -> None:
-    fit(experiment(run_dir="run", supervision="base", rounds=1))
+    finished("run", supervision="base", rounds=1)
     victim = tmp_path / "precious"
     victim.write_text("precious")
     for name in ("config.yaml", "metrics.csv", "last.safetensors"):  # names that were predictable once
@@ -314,7 +314,7 @@ def test_a_link_where_a_file_is_written_aside_is_not_followed(tmp_path: Path) ->
 
 
 def test_only_files_of_its_own_names_are_removed() -> None:
-    fit(experiment(run_dir="run", supervision="base", rounds=1))
+    finished("run", supervision="base", rounds=1)
     strange = [Path("run/checkpoints/notes.txt"), Path("run/checkpoints/7.safetensors.bak"), Path("run/clients/x.txt")]
     Path("run/clients").mkdir(exist_ok=True)
     for file in strange:
@@ -363,7 +363,7 @@ def test_json_that_is_too_deep(tmp_path: Path) -> None:
     [("assignments", {"0": "x"}), ("assignments", {"a": 0}), ("num_domains", 0), ("left_out", []), ("picks", 3)],
 )
 def test_a_discovery_has_a_form(name: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(experiment(run_dir="run", supervision="hard", rounds=1, backbone="PaperCNN"))
+    finished("run", supervision="hard", rounds=1, backbone="PaperCNN")
     record = json.loads(Path("run/discovery.json").read_text())
     Path("run/discovery.json").write_text(json.dumps(record | {name: value}))
     assert main(["fit", "--resume", "run", "--rounds", "2"]) == BAD_INPUT
@@ -375,7 +375,7 @@ def resumes(**settings: Any) -> None:
 
 
 def test_settings_that_were_edited_are_named() -> None:
-    fit(experiment(run_dir="run", supervision="base", rounds=2))
+    finished("run", supervision="base", rounds=2)
     config = Path("run/config.yaml")
     config.write_text(config.read_text().replace("lr: 0.05", "lr: 0.01"))
     with pytest.raises(InputError, match=r"--lr to be 0\.05 as in run/checkpoints/2\.safetensors but got 0\.01"):
@@ -385,8 +385,8 @@ def test_settings_that_were_edited_are_named() -> None:
 @pytest.mark.parametrize("row", [1, 2])
 def test_an_accuracy_that_was_edited_is_noticed(row: int) -> None:
     """The row of a round before the checkpoint's is refused; the checkpoint's own is evaluated again."""
-    fit(experiment(run_dir="whole", supervision="base", rounds=3))
-    fit(experiment(run_dir="run", supervision="base", rounds=2))
+    finished("whole", supervision="base", rounds=3)
+    finished("run", supervision="base", rounds=2)
     table = Path("run/metrics.csv")
     lines = table.read_text().splitlines()
     cells = lines[row].split(",")
@@ -403,7 +403,7 @@ def test_an_accuracy_that_was_edited_is_noticed(row: int) -> None:
 
 
 def test_a_discovery_that_was_edited_is_noticed() -> None:
-    fit(experiment(run_dir="run", supervision="hard", rounds=1))
+    finished("run", supervision="hard", rounds=1)
     record = json.loads(Path("run/discovery.json").read_text())
     record["assignments"]["0"] = (record["assignments"]["0"] + 1) % 3
     Path("run/discovery.json").write_text(json.dumps(record))
@@ -435,7 +435,7 @@ def test_weights_of_another_network_are_named(
 
 @pytest.mark.parametrize("forge", [*FORGERIES, lambda record: record.pop("server.c")])
 def test_a_checkpoint_of_another_network_or_algorithm_is_named(forge: Callable[[Record], object]) -> None:
-    fit(experiment(run_dir="run", supervision="base", rounds=2, algorithm=SCAFFOLD()))
+    finished("run", supervision="base", rounds=2, algorithm=SCAFFOLD())
     record, about = load_record(Path("run/checkpoints/2.safetensors"))
     record.setdefault("buffers", {})
     forge(record)
@@ -575,7 +575,7 @@ def test_vectors_of_another_discovery_are_named(forge: Callable[[Tensors, Tensor
 
 
 def test_other_versions_are_a_note() -> None:
-    fit(experiment(run_dir="run", supervision="base", rounds=2))
+    finished("run", supervision="base", rounds=2)
     change_header(Path("run/checkpoints/2.safetensors"), versions={"torch": "1.0", "jdfl-lightning": "0.0.1"})
     with pytest.warns(UserWarning, match=r"made with torch 1\.0, jdfl-lightning 0\.0\.1; from here on with torch"):
         resumes()
@@ -583,7 +583,7 @@ def test_other_versions_are_a_note() -> None:
 
 @pytest.mark.parametrize("how", ["missing", "damaged", "another"])
 def test_lost_best_weights_are_noticed(how: str) -> None:
-    fit(experiment(run_dir="run", supervision="base", rounds=2))
+    finished("run", supervision="base", rounds=2)
     best = Path("run/best.safetensors")
     if how == "missing":
         best.unlink()
@@ -604,7 +604,7 @@ def test_checkpoints_and_states_are_for_their_owner_alone() -> None:
 
 def test_resume_reads_no_state_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {"supervision": "base", "algorithm": SCAFFOLD(), "client_fraction": 0.25}
-    fit(experiment(run_dir="run", rounds=4, **changes))
+    finished("run", rounds=4, **changes)
     read: list[tuple[int, int]] = []
     load = ClientStates.load
 
@@ -621,7 +621,7 @@ def test_resume_reads_no_state_that_it_does_not_need(monkeypatch: pytest.MonkeyP
 def test_a_damaged_state_can_be_started_afresh(backend: str) -> None:
     changes: dict[str, Any] = {"supervision": "base", "algorithm": SCAFFOLD()}
     changes["backend"] = LocalBackend() if backend == "local" else PoolBackend(workers=2)
-    fit(experiment(run_dir="run", rounds=2, **changes, checkpoint=Checkpointing(keep=1)))
+    finished("run", rounds=2, **changes, checkpoint=Checkpointing(keep=1))
     Path("run/clients/1-2.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"1-2\.safetensors .*--checkpoint\.reset_damaged_clients true"):
         fit(experiment(resume="run", rounds=3, **changes))
@@ -634,21 +634,21 @@ def test_a_damaged_state_can_be_started_afresh(backend: str) -> None:
 
 def test_a_missing_state_is_named_before_anything_is_trained() -> None:
     changes: dict[str, Any] = {"supervision": "base", "algorithm": SCAFFOLD()}
-    fit(experiment(run_dir="run", rounds=2, **changes))
+    finished("run", rounds=2, **changes)
     Path("run/clients/1-2.safetensors").unlink()
     with pytest.raises(InputError, match=r"client 1, .*--resume run/checkpoints/1\.safetensors"):
         fit(experiment(resume="run", rounds=3, **changes))
 
 
 def test_the_baseline_has_no_discovery_to_bind() -> None:
-    fit(experiment(run_dir="run", supervision="base", rounds=1, algorithm=FedAvg()))
+    finished("run", supervision="base", rounds=1, algorithm=FedAvg())
     assert load_record(Path("run/checkpoints/1.safetensors"))[1]["discovery"] is None
 
 
 def test_an_interrupt_between_checkpoints_leaves_a_run_that_can_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The round that is saved then was evaluated already, and its row written."""
     changes: dict[str, Any] = {"supervision": "base", "rounds": 4, "lr": 1e-9, "checkpoint": Checkpointing(every=10)}
-    fit(experiment(run_dir="whole", **changes))
+    finished("whole", **changes)
 
     class Interrupting(Lines):
         def step(self, what: str, done: int, total: int) -> None:
@@ -663,7 +663,7 @@ def test_an_interrupt_between_checkpoints_leaves_a_run_that_can_be_resumed(monke
 
 
 def test_a_long_error_in_phase_1_can_be_read_back() -> None:
-    run = fit(experiment(run_dir="run", supervision="hard", num_domains=2, rounds=1, algorithm=FedAvg()))
+    run = finished("run", supervision="hard", num_domains=2, rounds=1, algorithm=FedAvg())
     updates = Updates([0, 1], torch.eye(2), left_out={2: "Traceback\n" + "x" * 20_000})
     found = cluster(updates, 2, "elbow", 2, seed=0)
     save_discovery(run.folder, updates, found, None, "data")
