@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated
+from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, plain
 from jdfl_lightning.core.nursery import nursery
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PROGRAM = "jdfl-lightning"
 FAILED, BAD_INPUT, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 130, 141, 143
+_LONGEST = 2000
+"""Letters of a message, which may quote somebody's file."""
 
 
 def _fit(args: Sequence[str]) -> int:
@@ -339,7 +341,7 @@ def _help() -> str:
 
 
 def _show_note(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"note: {message}", file=sys.stderr)
+    print(f"note: {plain(str(message), _LONGEST)}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -361,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.showwarning = _show_note
             return COMMANDS[args[0]](args[1:])
     except InputError as error:
-        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{PROGRAM}: {plain(' '.join(str(error).split()), _LONGEST)}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -36,7 +36,7 @@ def discovery_tables(record: Mapping[str, Any], alpha: float | None, tau: float)
 
 def choice_table(record: Mapping[str, Any]) -> Table:
     """Return inertia and silhouette for each M, with the M that each criterion picks and the one taken."""
-    by = f"{record['criterion']}{', as ' + record['note'] if record['note'] else ''}"
+    by = escape(f"{record['criterion']}{', as ' + record['note'] if record['note'] else ''}")
     table = Table(title=f"M = {record['num_domains']} ({by})", title_justify="left")
     for name in ("M", "inertia", "silhouette"):
         table.add_column(name, justify="right")

@@ -261,7 +261,7 @@ class _Summary:
 class _Found(_Summary):
     """All that ``discovery.json`` says."""
 
-    criterion: Text
+    criterion: Literal["given", "elbow", "silhouette"]
     note: Text
     picks: dict[Text, Count | None]
     assignments: dict[int, Count]
@@ -289,6 +289,7 @@ def _read_discovery(folder: Path, kind: type[_Summary]) -> dict[str, Any]:
         record: dict[str, Any] = read_json(folder / DISCOVERY)
         if isinstance(checked(kind, record), _Found):
             _check_agreement(record)
+            record["note"] = plain(record["note"])
         return record
     except FileNotFoundError as error:
         raise InputError(f"Expected a folder with pseudo-domains but {folder} has no {DISCOVERY}.") from error
