@@ -373,7 +373,8 @@ def _with_presets(args: Sequence[str]) -> list[str]:
             settings = _settings_of(value)
             found = settings.get("presets") or {}
             if not isinstance(found, dict) or not all(isinstance(options, dict) for options in found.values()):
-                raise InputError(f"Expected presets in {value} to be of the form {{FedDC: {{alpha: 0.1}}}}.")
+                file = f"the {CONFIG} of the run" if "\n" in value else value
+                raise InputError(f"Expected presets in {file} to be of the form {{FedDC: {{alpha: 0.1}}}}.")
             presets |= found
             algorithm = settings.get("algorithm")
             algorithm = {"class_path": algorithm} if isinstance(algorithm, str) else algorithm

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.errors import InputError, StorageError, without_stop
 from jdfl_lightning.storage.checkpoint import Checkpoints, read_header
 from jdfl_lightning.storage.folder import DIAGNOSIS, DISCOVERY, METRICS, Run, flat_settings, read_run
 from jdfl_lightning.storage.trust import CONFIG
@@ -129,7 +129,7 @@ def read_finished(folders: Iterable[Path]) -> tuple[list[Finished], list[LeftOut
         try:
             finished.append(_read(folder))
         except InputError as error:
-            left_out.append(LeftOut(folder, str(error)))
+            left_out.append(LeftOut(folder, without_stop(error)))
     finished = _without_other_splits(finished, left_out)
     finished = _without_repetitions(finished, left_out)
     return finished, sorted(left_out, key=lambda entry: entry.folder)

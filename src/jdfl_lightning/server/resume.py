@@ -95,9 +95,10 @@ def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, 
     """Raise an `InputError` that names the first setting that differs."""
     for key in [*before, *after]:
         if before.get(key, ...) != after.get(key, ...):
-            old, new = (settings.get(key, "not set") for settings in (before, after))
             flag = key.replace(".init_args.", ".").removesuffix(".class_path")
-            raise InputError(f"Expected --{flag} to be {old!r} as in {whose} but got {new!r}: {why}")
+            expected = repr(before[key]) if key in before else "left out"
+            found = f"got {after[key]!r}" if key in after else "it is left out"
+            raise InputError(f"Expected --{flag} to be {expected} as in {whose} but {found}: {why}")
 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
