@@ -382,15 +382,19 @@ def test_settings_that_were_edited_are_named() -> None:
         resumes(lr=0.01)
 
 
+@pytest.mark.parametrize("value", ["0.999", "nan"])
 @pytest.mark.parametrize("row", [1, 2])
-def test_an_accuracy_that_was_edited_is_noticed(row: int) -> None:
+def test_an_accuracy_that_was_edited_is_noticed(row: int, value: str) -> None:
     """The row of a round before the checkpoint's is refused; the checkpoint's own is evaluated again."""
     fit(experiment(run_dir="whole", supervision="base", rounds=3))
     fit(experiment(run_dir="run", supervision="base", rounds=2))
     table = Path("run/metrics.csv")
     lines = table.read_text().splitlines()
     cells = lines[row].split(",")
-    cells[1] = "0.999"
+    cells[1:] = [
+        value if name.startswith("test/acc") else cell
+        for name, cell in zip(lines[0].split(",")[1:], cells[1:], strict=True)
+    ]
     table.write_text("\n".join([*lines[:row], ",".join(cells), *lines[row + 1 :]]) + "\n")
     if row == 1:
         with pytest.raises(InputError, match=r"metrics\.csv .*rows up to round 1 have changed"):
