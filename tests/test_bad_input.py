@@ -53,9 +53,11 @@ from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data import cache
 from jdfl_lightning.joint import joint_index, split_index
+from jdfl_lightning.models import build_backbone
 from jdfl_lightning.report.comparison import COLUMNS
 from jdfl_lightning.report.tables import as_csv
 from jdfl_lightning.server import journal as journals
+from jdfl_lightning.server.resume import require_equal
 from jdfl_lightning.storage.folder import append_metrics
 from jdfl_lightning.studies.inference import Prediction, write_predictions
 
@@ -513,3 +515,28 @@ def test_no_text_is_a_formula(text: str) -> None:
         "",
         "0 1",
     )
+
+
+# ---------------------------------------------------------------------------------------------- words of messages
+
+
+def test_a_setting_that_one_side_has_not() -> None:
+    with pytest.raises(InputError, match=r"Expected --b to be left out as in run but got 3: why"):
+        require_equal({"a": 1}, {"a": 1, "b": 3}, "run", "why")
+    with pytest.raises(InputError, match=r"Expected --b to be 3 as in run but it is left out: why"):
+        require_equal({"a": 1, "b": 3}, {"a": 1}, "run", "why")
+
+
+def test_a_message_has_one_full_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("rounds: 1")
+    Path("run/metrics.csv").write_text("round\n")
+    assert main(["report", "run"]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("Expected a run with a finished round but run has none.\n")
+    with pytest.raises(InputError, match=r"failed: Give me another size\.$"):
+        build_backbone("test_bad_input.no_net", 8)
+
+
+def no_net(size: int) -> torch.nn.Module:
+    raise ValueError("Give me another size.")

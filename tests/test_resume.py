@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import errno
 import json
+import math
 import os
 import random
 import shutil
@@ -540,6 +541,25 @@ def test_going_back_and_being_killed() -> None:
         fit(experiment(resume=str(named), rounds=4, **changes), CutAt(2))
     fit(experiment(resume="cut", rounds=4, **changes))
     assert contents("cut") == contents("whole")
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 5), (5, 1), (2, 3)])
+@pytest.mark.parametrize("killed", [False, True])
+def test_going_back_leaves_the_rows_that_stay(before: int, after: int, killed: bool) -> None:
+    """Rounds that are over stay evaluated, or not, as they were, whatever --evaluate_every is from then on."""
+    changes: dict[str, Any] = {"supervision": "base", "checkpoint": Checkpointing(keep=3)}
+    fit(experiment(run_dir="run", rounds=6, evaluate_every=before, **changes))
+    rows = contents("run")["rows"]
+    back: dict[str, Any] = {"rounds": 6, "evaluate_every": after, **changes}
+    if killed:
+        with pytest.raises(CutError):
+            fit(experiment(resume="run/checkpoints/4.safetensors", **back), CutAt(2))
+        fit(experiment(resume="run", **back))
+    else:
+        fit(experiment(resume="run/checkpoints/4.safetensors", **back))
+    again = contents("run")["rows"]
+    assert again[:4] == rows[:4]
+    assert [not math.isnan(float(row["test/acc"])) for row in again[4:]] == [5 % after == 0, True]
 
 
 def test_best_weights_are_those_of_a_row() -> None:

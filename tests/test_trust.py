@@ -382,15 +382,19 @@ def test_settings_that_were_edited_are_named() -> None:
         resumes(lr=0.01)
 
 
+@pytest.mark.parametrize("value", ["0.999", "nan"])
 @pytest.mark.parametrize("row", [1, 2])
-def test_an_accuracy_that_was_edited_is_noticed(row: int) -> None:
+def test_an_accuracy_that_was_edited_is_noticed(row: int, value: str) -> None:
     """The row of a round before the checkpoint's is refused; the checkpoint's own is evaluated again."""
     finished("whole", supervision="base", rounds=3)
     finished("run", supervision="base", rounds=2)
     table = Path("run/metrics.csv")
     lines = table.read_text().splitlines()
     cells = lines[row].split(",")
-    cells[1] = "0.999"
+    cells[1:] = [
+        value if name.startswith("test/acc") else cell
+        for name, cell in zip(lines[0].split(",")[1:], cells[1:], strict=True)
+    ]
     table.write_text("\n".join([*lines[:row], ",".join(cells), *lines[row + 1 :]]) + "\n")
     if row == 1:
         with pytest.raises(InputError, match=r"metrics\.csv .*rows up to round 1 have changed"):
@@ -498,6 +502,8 @@ NAN = float("nan")
         ("projection", {"0": [0.0, 0.0], "1": [0.0, 0.0], "2": [0.0, 0.0], "3": [0.0, NAN]}),
         ("projection", {"0": [0.0, 0.0], "1": [0.0, 0.0], "2": [0.0, 0.0], "7": [0.0, 0.0]}),
         ("projection", {"0": [0.0, 0.0], "1": [0.0, 0.0], "2": [0.0, 0.0], "03": [0.0, 0.0]}),
+        ("criterion", "\x1b[2J"),
+        ("criterion", "$\\frac$"),  # a formula in a picture's title
         ("true_domains", None),
         ("true_domains", {"0": "ink"}),
         ("ari", None),
@@ -516,6 +522,41 @@ def test_parts_of_a_discovery_agree(name: str, value: Any, trained: Path) -> Non
         fit(experiment(resume="run", supervision="hard", rounds=1))
     with pytest.raises(StorageError, match=rf"discovery\.json cannot be read: {name}"):
         fit(experiment(discovery="run", run_dir="new", supervision="hard", rounds=1))
+
+
+def test_the_note_of_a_discovery_is_shown_as_one_line(trained: Path) -> None:
+    shutil.copytree(trained, "run")
+    shutil.rmtree("run/checkpoints")
+    Path("run/metrics.csv").unlink()
+    record = json.loads(Path("run/discovery.json").read_text())
+    note = "no\x1b[2J elbow\n\x07" + "x" * 1000
+    Path("run/discovery.json").write_text(json.dumps(record | {"note": note}))
+    said = Lines()
+    fit(experiment(resume="run", supervision="hard", rounds=1), said)
+    (line,) = [line for line in said.said if line.startswith("pseudo-domains: M = 3 (given as no [2J elbow  xxx")]
+    assert line.isprintable()
+    assert len(line) < 400
+
+
+def test_messages_are_one_line_of_printable_letters(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever they quote: here, the name of a folder."""
+    assert main(["test", "--run", "a\x1b[2J\nb\x07" + "x" * 5000]) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert error[:-1].isprintable()
+    assert error.startswith("jdfl-lightning: Expected a run folder but a [2J b x")
+    assert len(error) < 2100
+
+
+def test_notes_are_one_line_of_printable_letters(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/odd").mkdir(parents=True)
+    Path("runs/odd/config.yaml").write_text("lr: [\n\n")
+    Path("runs/o\x1b[2Jd\n").mkdir()
+    Path("runs/o\x1b[2Jd\n/config.yaml").write_text("lr: [")
+    options = ["--data.size", "8", "--data.num_clients", "4", "--rounds", "1", "--epochs", "1", "--supervision", "base"]
+    assert main(["fit", *options, "--resume", "auto", "--backend", "LocalBackend"]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert [note.partition(":")[0] for note in notes] == ["note", "note"]
+    assert all(note.isprintable() for note in notes)
 
 
 @pytest.mark.parametrize(

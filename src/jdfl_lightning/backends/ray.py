@@ -23,7 +23,7 @@ from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, without_images
 from jdfl_lightning.client.evaluation import evaluate
 from jdfl_lightning.client.fit import Site, fit_client
-from jdfl_lightning.core.errors import InputError, Note, require, require_types
+from jdfl_lightning.core.errors import InputError, Note, require, require_types, without_stop
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY, FitTask
 from jdfl_lightning.core.tensors import Record
@@ -201,7 +201,9 @@ class _Cluster:
         try:
             sent = ray.put(without_images(experiment))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise InputError(f"Expected settings that can be sent to Ray's actors but: {error}.") from error
+            raise InputError(
+                f"Expected settings that can be sent to Ray's actors but: {without_stop(error)}."
+            ) from error
         images = ray.put(experiment.data.images.contiguous().numpy())
         self._settings = sent, images, options.cpus, states.folder.absolute(), *marker
         self._common: tuple[bytes, Any] | None = None

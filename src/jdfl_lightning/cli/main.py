@@ -16,7 +16,10 @@ from jdfl_lightning.cli.program import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, PROG
 from jdfl_lightning.cli.report import report
 from jdfl_lightning.cli.suite import suite
 from jdfl_lightning.cli.test import evaluate
-from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean
+from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean, plain
+
+_LONGEST = 2000
+"""Letters of a message, which may quote somebody's file."""
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "fit": fit,
@@ -46,7 +49,7 @@ def _help() -> str:
 
 
 def _show_note(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"note: {message}", file=sys.stderr)
+    print(f"note: {plain(str(message), _LONGEST)}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = COMMANDS[args[0]]
             return command(**parse_command(f"{PROGRAM} {args[0]}", command, args[1:]))
     except InputError as error:
-        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{PROGRAM}: {plain(' '.join(str(error).split()), _LONGEST)}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -43,6 +43,15 @@ def last_line(reason: str) -> str:
     return (reason.strip().splitlines() or ["no reason was given"])[-1]
 
 
+def without_stop(error: object) -> str:
+    """Return the text of an error to end a sentence with, which has a full stop of its own.
+
+    >>> without_stop(ValueError("Expected a number."))
+    'Expected a number'
+    """
+    return str(error).rstrip(" .\n")
+
+
 def require(holds: bool, flag: str, expected: str, value: object) -> None:
     """Raise an `InputError` that names the flag, unless the condition holds.
 

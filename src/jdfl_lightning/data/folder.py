@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from jdfl_lightning.core.errors import InputError, Note
+from jdfl_lightning.core.errors import InputError, Note, without_stop
 from jdfl_lightning.data.base import DomainDataModule
 from jdfl_lightning.data.cache import decode_all
 from jdfl_lightning.data.download import Mirror, download
@@ -188,7 +188,7 @@ class KnownDomains(ImageFolderDomains):
         try:
             download(self.mirrors, root, self._check, self.progress)
         except InputError as error:
-            raise InputError(f"{error}. Try again later, or {self._instructions(root)}") from error
+            raise InputError(f"{without_stop(error)}. Try again later, or {self._instructions(root)}") from error
 
     def _check(self, folder: Path) -> None:
         for domain, classes in self.find(folder).items():

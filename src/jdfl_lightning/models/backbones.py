@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.errors import InputError, without_stop
 from jdfl_lightning.models.heads import exchange, find_head
 from jdfl_lightning.models.paper_cnn import PaperCNN
 
@@ -32,7 +32,9 @@ def build_backbone(name: str, size: int) -> nn.Module:
         try:
             backbone = getattr(importlib.import_module(path), attribute)(size)
         except Exception as error:  # whatever the user's own code raises
-            raise InputError(f"Expected --backbone to build a module but {name}({size}) failed: {error}.") from error
+            raise InputError(
+                f"Expected --backbone to build a module but {name}({size}) failed: {without_stop(error)}."
+            ) from error
         if not isinstance(backbone, nn.Module):
             raise InputError(f"Expected --backbone to build a module but {name} gave {type(backbone).__name__}.")
         return backbone

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.errors import InputError, StorageError, without_stop
 from jdfl_lightning.core.settings import declared_settings, flat_settings
 from jdfl_lightning.data.base import PLACES
 from jdfl_lightning.storage.checkpoint import Checkpoints, read_header
@@ -96,7 +96,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[LeftOut]]:
         try:
             tables.append(_read(folder))
         except InputError as error:
-            left_out.append(LeftOut(folder, str(error)))
+            left_out.append(LeftOut(folder, without_stop(error)))
     table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
     for find in (_other_splits, _repetitions) if tables else ():
         found = list(find(table[table["best"]]))

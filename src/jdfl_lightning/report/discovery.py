@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
+from rich.markup import escape
 from rich.table import Table
 
 from jdfl_lightning.joint.targets import default_alpha, graded_table
@@ -35,7 +36,7 @@ def discovery_tables(record: Mapping[str, Any], alpha: float | None, tau: float)
 
 def choice_table(record: Mapping[str, Any]) -> Table:
     """Return inertia and silhouette for each M, with the M that each criterion picks and the one taken."""
-    by = f"{record['criterion']}{', as ' + record['note'] if record['note'] else ''}"
+    by = escape(f"{record['criterion']}{', as ' + record['note'] if record['note'] else ''}")
     title = f"M = {record['num_domains']} ({by})"
     table = Table(*right("M", "inertia", "silhouette"), "", title=title, title_justify="left")
     inertias, silhouettes = _numbers(record, "inertias"), _numbers(record, "silhouettes")

@@ -23,6 +23,7 @@ from jdfl_lightning.storage.folder import (
     DISCOVERY,
     METRICS,
     RUNS,
+    ModelHeader,
     digest_discovery,
     digest_metrics,
     forget_rounds,
@@ -31,6 +32,7 @@ from jdfl_lightning.storage.folder import (
     load_model,
     require_own_files,
     same_scores,
+    was_evaluated,
 )
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
 
@@ -61,9 +63,10 @@ def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, 
     """Raise an `InputError` that names the first setting that differs."""
     for key in [*before, *after]:
         if before.get(key, ...) != after.get(key, ...):
-            old, new = (settings.get(key, "not set") for settings in (before, after))
             flag = key.replace(".init_args.", ".").removesuffix(".class_path")
-            raise InputError(f"Expected --{flag} to be {old!r} as in {whose} but got {new!r}: {why}")
+            expected = repr(before[key]) if key in before else "left out"
+            found = f"got {after[key]!r}" if key in after else "it is left out"
+            raise InputError(f"Expected --{flag} to be {expected} as in {whose} but {found}: {why}")
 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
@@ -163,6 +166,8 @@ class Reached:
     header: CheckpointHeader
     centroids: Tensor | None
     """Those of the pseudo-domains, if they have moved since Phase 1."""
+    evaluated: bool | None
+    """Whether the last round was evaluated; none if it has no row yet."""
 
 
 def as_record(state: ServerState) -> Record:
@@ -200,7 +205,10 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
     _check_beside(experiment, folder, file, header)
     server = {group.removeprefix("server."): record[group] for group in record if group.startswith("server.")}
     state = ServerState(header.round, record["weights"], record.get("buffers", {}), server, header.clients)
-    return Reached(state, header.metrics, header, record.get("domains", {}).get("mu"))
+    evaluated, last = was_evaluated(folder, header.round), _last_model(folder)
+    if evaluated is False and last is not None and last.round == header.round:
+        evaluated = bool(last.scores)  # its row may have lost them
+    return Reached(state, header.metrics, header, record.get("domains", {}).get("mu"), evaluated)
 
 
 def bit_versions() -> dict[str, str]:
@@ -239,6 +247,14 @@ def _check_beside(experiment: Experiment, folder: Path, file: Path, header: Chec
         warnings.warn(note, Note, stacklevel=2)
 
 
+def _last_model(folder: Path) -> ModelHeader | None:
+    """Return what is known of the last weights; none if they are missing or damaged."""
+    try:
+        return load_model(folder, "last").header
+    except InputError:
+        return None
+
+
 def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:
     """Forget the rounds after one; return the best accuracy of those that stay, and say so if its weights are lost.
 
@@ -249,11 +265,8 @@ def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:
         round: the last round that counts.
         keeps_best: whether the run keeps the weights of its best round.
     """
-    try:
-        last = load_model(folder, "last").header
-        known = last.round == round and same_scores(folder, last)
-    except InputError:
-        known = False
+    last = _last_model(folder)
+    known = last is not None and last.round == round and same_scores(folder, last)
     number, best = forget_rounds(folder, round if known else round - 1)
     if number and keeps_best:
         try:

@@ -251,10 +251,25 @@ def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:
 
 
 def judge(
-    experiment: Experiment, runner: Runner, state: ServerState, metrics: dict[str, float], journal: Journal
+    experiment: Experiment,
+    runner: Runner,
+    state: ServerState,
+    metrics: dict[str, float],
+    journal: Journal,
+    again: bool | None = None,
 ) -> None:
-    """Have a round's model evaluated, and those beside it that the algorithm names, if it is the round's turn."""
-    if state.round % experiment.evaluate_every and state.round != experiment.rounds:
+    """Have a round's model evaluated, and those beside it that the algorithm names, if it is the round's turn.
+
+    Args:
+        experiment: the run's settings.
+        runner: an open backend.
+        state: after the round.
+        metrics: the round's.
+        journal: is told the scores.
+        again: whether it was evaluated before, which decides then, as `evaluate_every` may have changed; none if never.
+    """
+    turn = state.round % experiment.evaluate_every == 0 if again is None else again
+    if not turn and state.round != experiment.rounds:
         scores = Scores.unknown(experiment.data.domain_names)
         journal.evaluated(RoundReport(state, scores, metrics | {"time/evaluate": 0.0}))
         return

@@ -217,7 +217,7 @@ def _run(
         if reached is not None:
             state = _reached_state(reached, state, experiment.data.num_clients)
             if last_round(folder) < state.round:  # it ended before its last round was evaluated
-                judge(experiment, runner, state, reached.metrics, journal)
+                judge(experiment, runner, state, reached.metrics, journal, reached.evaluated)
         state = run_rounds(experiment, runner, state, journal, site.initial(1), site.frozen)
     if state.domains is not None and state.domains.joined:
         save_joined(folder, state.domains, experiment.data.true_domains)

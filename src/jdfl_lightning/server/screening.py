@@ -87,7 +87,7 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         return f"it has other uploads than were declared: {_differing(answered, expected)}"
     for what, tensors in answered.items():
         if set(tensors) != set(expected[what]):
-            return f"its {what} has other names than expected: {_differing(tensors, expected[what])}"
+            return f"other names than expected are in its {what}: {_differing(tensors, expected[what])}"
         for name, tensor in tensors.items():
             if _look(tensor) != _look(expected[what][name]):
                 return f"its {name} in {what} is {_look(tensor)} and not {_look(expected[what][name])}"

@@ -159,6 +159,15 @@ def same_scores(folder: Path, header: ModelHeader) -> bool:
     return all(_number(folder, row, name) == value for name, value in header.scores.items())
 
 
+def was_evaluated(folder: Path, round: int) -> bool | None:
+    """Return whether the row of a round has accuracies; none if there is no such row."""
+    row = next((row for row in _read_rows(folder) if _number(folder, row, "round") == round), None)
+    if row is None:
+        return None
+    names = [name for name in row if name == "test/acc" or name.startswith(DOMAIN_PREFIX)]
+    return not all(math.isnan(_number(folder, row, name)) for name in names)
+
+
 def digest_discovery(folder: Path) -> str | None:
     """Return a digest of what Phase 1 found; none if there is nothing."""
     if not (folder / DISCOVERY).exists():
@@ -261,7 +270,7 @@ class _Summary:
 class _Found(_Summary):
     """All that ``discovery.json`` says."""
 
-    criterion: Text
+    criterion: Literal["given", "elbow", "silhouette"]
     note: Text
     picks: dict[Text, Count | None]
     assignments: dict[int, Count]
@@ -289,6 +298,7 @@ def _read_discovery(folder: Path, kind: type[_Summary]) -> dict[str, Any]:
         record: dict[str, Any] = read_json(folder / DISCOVERY)
         if isinstance(checked(kind, record), _Found):
             _check_agreement(record)
+            record["note"] = plain(record["note"])
         return record
     except FileNotFoundError as error:
         raise InputError(f"Expected a folder with pseudo-domains but {folder} has no {DISCOVERY}.") from error

@@ -13,7 +13,7 @@ import torch
 
 from jdfl_lightning.client.evaluation import Scores, evaluate
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.errors import InputError, without_stop
 from jdfl_lightning.core.tensors import misfit
 from jdfl_lightning.data.cache import decode
 from jdfl_lightning.data.folder import IMAGE_SUFFIXES
@@ -109,7 +109,7 @@ def predict(
             raise ValueError(f"its head has no multiple of {num_classes} outputs")
     except (RuntimeError, KeyError, ValueError) as error:
         raise InputError(
-            f"Expected the weights of a {about.backbone} but they are of something else: {error}."
+            f"Expected the weights of a {about.backbone} but they are of something else: {without_stop(error)}."
         ) from error
     for start in range(0, len(images), _BATCH):
         paths, pixels = [], []
