@@ -227,7 +227,7 @@ def test_wrong_choices_on_the_command_line(
 def test_two_dashes_are_no_value(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     err = capsys.readouterr().err
-    assert f"{arguments[1].removesuffix('=--') if arguments[0] != 'report' else '--output'}: expected one" in err
+    assert f"Expected {arguments[1].removesuffix('=--')} to be given, and with a value." in err
     assert len(err.splitlines()) == 1
 
 
