@@ -411,6 +411,8 @@ def test_what_is_left_out_and_why() -> None:
     for name, text in (("no m", "{}"), ("no record", "[4]")):
         write_run(RUNS / name, short("MOON", "random"), [0.5] * 3)
         (RUNS / name / "discovery.json").write_text(text)
+    write_run(RUNS / "no phase 1", short("MOON", "random"), [0.5] * 3)
+    (RUNS / "no phase 1" / "discovery.json").unlink()
     write_run(RUNS / "endless", short(rounds=math.inf), [0.5] * 3)
     found = left_out()
     assert set(found) == {
@@ -419,6 +421,7 @@ def test_what_is_left_out_and_why() -> None:
         "too good",
         "no m",
         "no record",
+        "no phase 1",
         "endless",
         "half",
         "other images",
@@ -437,6 +440,7 @@ def test_what_is_left_out_and_why() -> None:
     assert found["too good"] == "its metrics.csv has an accuracy that is not between 0 and 1"
     assert "no m/discovery.json cannot be read: num_domains: Field required" in found["no m"]
     assert "no record/discovery.json cannot be read" in found["no record"]
+    assert found["no phase 1"] == "it has no discovery.json, which says the number of pseudo-domains"
     assert "not one of a run: OverflowError" in found["endless"]
     assert "it holds no settings" in found["no settings"]
     assert "cannot be read" in found["no table"]

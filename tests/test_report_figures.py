@@ -65,6 +65,13 @@ def test_curves_and_their_bands() -> None:
     assert all(tick == round(tick) for tick in axes.get_xticks())
 
 
+def test_the_axis_begins_below_what_is_reached_after_a_fifth_of_the_rounds() -> None:
+    """Of ten rounds the first two do not count: the lowest of the others is 50 %."""
+    write_run(RUNS / "a", short(rounds=10), [0.1, 0.2, *[0.5] * 4, *[0.6] * 4])
+    (axes,) = accuracy_figure(only_section()).axes
+    assert axes.get_ylim()[0] == pytest.approx(48)
+
+
 def test_bars_of_the_ablation() -> None:
     for name, best in (("base", 0.5), ("hard", 0.4), ("random", 0.6)):
         for seed, off in enumerate((-0.05, 0.05)):

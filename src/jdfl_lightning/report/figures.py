@@ -47,7 +47,7 @@ def accuracy_figure(section: Section) -> Figure:
             low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
             axes.plot(curve.index, curve["mean"], label=_label(row), **looks[_label(row)])
             axes.fill_between(curve.index, low, high, color=COLOURS[row.supervision], alpha=0.15, lw=0)
-            lowest += list(low[len(curve) // 5 :])
+            lowest += list(low.iloc[len(curve) // 5 :])
         plain(axes, "round", "", _setup_name(rows))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in grid[:, 0]:

@@ -156,6 +156,7 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub(r"([./_])(?=[a-z])", r"\1<wbr>", str(escape(one_line(text)))))
 
 
+# LaTeX is full of braces, with which the marks of a template would begin
 _MARKS = [f"{kind}_{end}_string" for kind in ("block", "variable", "comment") for end in ("start", "end")]
 _FORMATS: dict[str, tuple[Callable[[str], str], dict[str, Any]]] = {
     "report.md": (escape_markdown, {}),
