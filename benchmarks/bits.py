@@ -3,10 +3,10 @@
     python benchmarks/bits.py --output before.json
     python benchmarks/bits.py --compare before.json
 
-Every optimizer with every supervision, one client after the other and in a pool; runs that are killed in the middle and
-resumed; discovery by sketches, with clients that join later; a federation on Flower's messages. What is hashed: the
-weights, the metrics but for times, the discovery. Only the command line and the files of a run are used, so that the
-script outlives changes inside the package.
+Every optimizer with every supervision, one client after the other, in a pool, on Ray and on Flower's messages, which
+have to agree where OMP_NUM_THREADS is 1; runs that are killed in the middle and resumed; discovery by sketches, with
+clients that join later. What is hashed: the weights, the metrics but for times, the discovery. Only the command line
+and the files of a run are used, so that the script outlives changes inside the package.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import argparse
 import csv
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
+from itertools import product
 from pathlib import Path
 
+import ray
 import yaml
 from safetensors.numpy import load_file
 
@@ -112,11 +115,27 @@ def matrix() -> Iterator[str]:
         )
         fit(name, *late, "--clustering.sketch_dim=64")
         yield name
-    for algorithm, supervision in (("SCAFFOLD", "graded"), ("FedProc", "random")):
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    for algorithm, supervision in product(ALGORITHMS, SUPERVISIONS):
+        name = f"{algorithm}-{supervision}-RayBackend"
+        fit(name, *options(algorithm=algorithm, supervision=supervision, backend="RayBackend", backend__actors=1))
+        yield name
         name = f"flower-{algorithm}-{supervision}"
         Path("flower.yaml").write_text(yaml.safe_dump(SETTINGS | {"algorithm": algorithm, "supervision": supervision}))
         on_flower(name, "flower.yaml")
         yield name
+    ray.shutdown()
+
+
+def apart(found: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the runs that computed something else than one client after the other did."""
+    runs = [f"{algorithm}-{supervision}" for algorithm, supervision in product(ALGORITHMS, SUPERVISIONS)]
+    return [
+        name
+        for run in runs
+        for name in (f"{run}-PoolBackend", f"{run}-RayBackend", f"flower-{run}")
+        if found[name] != found[f"{run}-LocalBackend"]
+    ]
 
 
 def main() -> int:
@@ -138,6 +157,9 @@ def main() -> int:
         output.write_text(json.dumps(found, indent=1))
     differing = [name for name, value in before.items() if found.get(name) != value]
     print(f"{len(found)} runs" + (f", {len(differing)} differ" if before else ""))
+    if os.environ.get("OMP_NUM_THREADS") == "1" and (others := apart(found)):
+        print("not as one client after the other:", *others)
+        return 1
     return 1 if differing else 0
 
 

@@ -63,6 +63,12 @@ def until(condition: Callable[[], Any], seconds: float = 300, what: str = "") ->
     return found
 
 
+def environment() -> dict[str, str]:
+    """Variables of a process that finds these helpers, and the package where this process does."""
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+
+
 def children(pid: int) -> list[int]:
     """Processes that a process has started."""
     return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]

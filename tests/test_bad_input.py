@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from helpers import Lines, children, contents, digits, experiment, until
+from helpers import Lines, children, contents, digits, environment, experiment, until
 from jdfl_lightning import (
     MOON,
     PACS,
@@ -441,9 +441,7 @@ def test_sigterm_saves_and_ends(backend: list[str]) -> None:
     arguments += ["--client_fraction", "1", "--backbone", "helpers.tiny_net", "--checkpoint.every", "50", *backend]
     arguments += ["--algorithm", "helpers.Waiting", "--algorithm.folder", str(Path.cwd())]
     command = [sys.executable, "-u", "-m", "jdfl_lightning", "fit", *arguments, "--run_dir", "cut"]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()) as run:
         assert run.stdout is not None
         until(Path("begun1").exists)
         processes = descendants(run.pid)
@@ -459,7 +457,7 @@ def test_sigterm_saves_and_ends(backend: list[str]) -> None:
     assert [file.name for file in Path("cut/checkpoints").iterdir()] == ["1.safetensors"]
     until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), what="the end of all processes")
     for rest in (["--resume", "cut"], [*arguments, "--run_dir", "whole"]):
-        subprocess.run([sys.executable, "-m", "jdfl_lightning", "fit", *rest], env=environment, check=True)
+        subprocess.run([sys.executable, "-m", "jdfl_lightning", "fit", *rest], env=environment(), check=True)
     assert contents("cut") == contents("whole")
 
 

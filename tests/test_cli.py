@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from helpers import experiment, until
+from helpers import environment, experiment, until
 from jdfl_lightning import fit
 from jdfl_lightning.cli import COMMANDS, main
 from jdfl_lightning.ui.display import LiveDisplay, PlainDisplay, open_display
@@ -261,9 +261,8 @@ def test_interrupt_ends_with_130() -> None:
     arguments = ["--data.size", "8", "--data.num_clients", "4", "--supervision", "base", "--client_fraction", "1"]
     arguments += ["--algorithm", "helpers.Waiting", "--algorithm.round", "1", "--algorithm.folder", str(Path.cwd())]
     command = [sys.executable, "-u", "-m", "jdfl_lightning", "fit", *arguments, "--run_dir", "run"]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, **pipes) as process:
+    with subprocess.Popen(command, env=environment(), **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "run folder: run\n"
         until(Path("begun1").exists)
@@ -279,6 +278,5 @@ def test_a_closed_pipe_is_no_error() -> None:
     fit(experiment(run_dir="run", rounds=1, supervision="base"))
     Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save("x.png")
     command = f"{sys.executable} -m jdfl_lightning predict --run run {'x.png ' * 500} | head -1"
-    path = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=path)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment())
     assert (done.stdout, done.stderr) == ("image,class,probability,pseudo_domain\n", "")

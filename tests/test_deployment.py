@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from deployment import Deployment, kill, make_certificates, make_node_key
-from helpers import contents, until
+from helpers import contents, environment, until
 from jdfl_lightning import DigitsDomains, fit
 from jdfl_lightning.config import parse_experiment
 
@@ -46,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A SuperLink on loopback; processes find the helpers of the tests."""
     folder = tmp_path_factory.mktemp("deployment") / "all of it"
-    found = Deployment(folder, {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)})
+    found = Deployment(folder, {"OMP_NUM_THREADS": "1", "PYTHONPATH": environment()["PYTHONPATH"]})
     try:
         found.start_link()
         yield found

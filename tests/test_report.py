@@ -302,8 +302,8 @@ def test_settings_that_the_paper_does_not_have_are_named() -> None:
     write_run(RUNS / "a", settings, [0.5] * 3)
     assert row(only_section(), "FedAvg", "graded").differs_from_paper == (
         "rounds 3 (paper 150), seeds 1 (paper 3), alpha 0.45 (paper 0.55), min_clients 2 (not in the paper), "
-        "trainer.precision bf16-mixed (not in the paper), clustering.fraction 0.5 (not in the paper), "
-        "clustering.sketch_dim 1024 (not in the paper), clustering.newcomers update (not in the paper)"
+        "clustering.fraction 0.5 (not in the paper), clustering.sketch_dim 1024 (not in the paper), "
+        "clustering.newcomers update (not in the paper), trainer.precision bf16-mixed (not in the paper)"
     )
 
 
@@ -727,7 +727,7 @@ def test_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_upload_to_weights_and_biases() -> None:
     write_pairs([0.5, 0.6], [0.6, 0.7], "hard")
-    report("--wandb")
+    report("--wandb", "true")
     found = read_offline(Path("report"))
     assert found["name"] == "report"
     keys = {key for line in found["history"] for key in line}
