@@ -28,7 +28,7 @@ from jdfl_lightning.ui.display import Display
 BINS = 15
 
 
-def judge(folder: Path) -> tuple[str, dict[str, float]]:
+def evaluate_round(folder: Path) -> tuple[str, dict[str, float]]:
     """Return the supervision of a run, and its numbers."""
     experiment = parse_experiment("class_scores", ["--config", str(folder / CONFIG), "--logger", "false"])
     site = prepare(experiment, Display())
@@ -54,13 +54,13 @@ def judge(folder: Path) -> tuple[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Judge the runs and print the table as Markdown."""
+    """Evaluate the runs and print the table as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="folder of run folders")
     options = parser.parse_args()
     rows: dict[str, list[Mapping[str, float]]] = {}
     for file in sorted(options.runs.glob(f"*/{CURVES}")):  # a finished run has its curves
-        supervision, numbers = judge(file.parent)
+        supervision, numbers = evaluate_round(file.parent)
         rows.setdefault(supervision, []).append(numbers)
     names = list(next(iter(rows.values()))[0])
     print(f"| | seeds | {' | '.join(names)} |\n|{'---|' * (len(names) + 2)}")

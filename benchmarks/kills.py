@@ -57,7 +57,7 @@ from torch import Tensor
 from helpers import contents
 from jdfl_lightning import SCAFFOLD, DigitsDomains, Experiment
 from jdfl_lightning.cli import main as command
-from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.core.messages import FitTask
 from jdfl_lightning.server import run as run_module
 from jdfl_lightning.storage import trust
@@ -285,13 +285,13 @@ def endure(fits: int) -> str:
     """Fit clients in one process; return how memory and open files grow."""
     data = DigitsDomains(size=8, num_clients=20)
     data.deal(0)
-    site = Site(Experiment(data=data, algorithm=SCAFFOLD(), supervision="base", epochs=1))
-    weights, buffers = site.initial(1)
-    server = site.experiment.algorithm.init_server(weights)
-    state = site.experiment.algorithm.init_client(weights)
+    workspace = Workspace(Experiment(data=data, algorithm=SCAFFOLD(), supervision="base", epochs=1))
+    weights, buffers = workspace.initial(1)
+    server = workspace.experiment.algorithm.init_server(weights)
+    state = workspace.experiment.algorithm.init_client(weights)
     seen = {}
     for number in range(fits + 51):
-        fit_client(site, FitTask(number % 20, 1, 0, weights, buffers, server), state)
+        fit_client(workspace, FitTask(number % 20, 1, 0, weights, buffers, server), state)
         if number in (50, fits + 50):
             gc.collect()
             pages = int(Path("/proc/self/statm").read_text().split()[1])

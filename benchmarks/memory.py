@@ -21,7 +21,7 @@ from timing import write_section
 
 from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, LocalBackend, PoolBackend
 from jdfl_lightning.backends import Backend
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.server.rounds import Journal, ServerState, run_rounds
 from jdfl_lightning.storage.checkpoint import ClientStates
 
@@ -52,7 +52,7 @@ def measure(clients: int, per_round: int, rounds: int, backend: str, algorithm: 
         evaluate_every=rounds,
     )
     with tempfile.TemporaryDirectory() as folder:
-        weights, buffers = Site(run).initial(1)
+        weights, buffers = Workspace(run).initial(1)
         state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
         states = ClientStates(Path(folder))
         with where.open(run, states) as runner:

@@ -23,7 +23,7 @@ from timing import write_section
 
 from jdfl_lightning import SCAFFOLD, Algorithm, Experiment, FedAvg, RayBackend
 from jdfl_lightning.backends import ray as backend
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.messages import FitResult, FitTask
 from jdfl_lightning.storage.checkpoint import ClientStates
 
@@ -48,7 +48,7 @@ def rounds(algorithm: Algorithm, actors: int, clients: int, turns: int) -> tuple
     data = RandomImages(size=32, num_clients=everybody, images=45 * everybody)
     data.deal(0)
     run = Experiment(data=data, algorithm=algorithm, supervision="base", epochs=1, client_fraction=1.0)
-    weights, buffers = Site(run).initial(1)
+    weights, buffers = Workspace(run).initial(1)
     broadcast = algorithm.broadcast(algorithm.init_server(weights))
     times, beyond, since = [], [], 0
     with tempfile.TemporaryDirectory() as folder:

@@ -71,7 +71,9 @@ def measure(clients: int, algorithm: str, rounds: int) -> dict[str, float]:
             clock,
         )
         states = len(list(Path(folder).glob("run/clients/*")))
-    seconds, work = ([b - a for a, b in pairwise(ends[:-1])] for ends in (clock.ends, clock.work))  # the last is judged
+    seconds, work = (
+        [b - a for a, b in pairwise(ends[:-1])] for ends in (clock.ends, clock.work)
+    )  # the last is evaluated
     third = len(seconds) // 3
     return {
         "work_first": statistics.median(work[:third]),

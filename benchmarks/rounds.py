@@ -36,7 +36,7 @@ from jdfl_lightning import (
     PoolBackend,
 )
 from jdfl_lightning.backends import Backend, Runner
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import FitTask, RoundContext
 from jdfl_lightning.core.seeding import torch_generator
@@ -85,7 +85,7 @@ class Plugin:
         self.algorithm = algorithm
         states = ClientStates(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         run = Experiment(**{**vars(run), "algorithm": algorithm})
-        self.weights, buffers = Site(run).initial(1)
+        self.weights, buffers = Workspace(run).initial(1)
         self.runner: Runner = stack.enter_context(backend.open(run, states))
         self.context = RoundContext(1, run.data.num_clients, run.data.num_clients)
         self.record = algorithm.init_server(self.weights)
@@ -114,7 +114,7 @@ def main() -> None:
     data = RandomImages(options.size, options.clients, options.images)
     data.deal(0)
     run = Experiment(data=data, supervision="base", client_fraction=1.0, epochs=options.epochs, lr=0.01)
-    weights, _ = Site(run).initial(1)
+    weights, _ = Workspace(run).initial(1)
     threads = torch.get_num_threads()
     others: list[Algorithm] = [OTHERS[name]() for name in options.algorithms]
     with ExitStack() as stack:

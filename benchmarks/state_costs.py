@@ -15,7 +15,7 @@ import torch
 from timing import write_section
 
 from jdfl_lightning import SCAFFOLD, Algorithm, DigitsDomains, Experiment, FedDC, FedDyn
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import FitTask
 from jdfl_lightning.storage.checkpoint import ClientStates
@@ -38,9 +38,9 @@ def main() -> None:
     reuse_memory()
     data = DigitsDomains(size=112, num_clients=4)
     data.deal(0)
-    site = Site(Experiment(data=data, supervision="base"))
-    weights, buffers = site.initial(1)
-    module = site.module(weights, buffers)
+    workspace = Workspace(Experiment(data=data, supervision="base"))
+    weights, buffers = workspace.initial(1)
+    module = workspace.module(weights, buffers)
     images, labels, domains = next(iter(data.client_loader(0, 0, 32, torch.Generator())))
     params = module.trainable()
     sgd = torch.optim.SGD(module.parameters(), lr=1e-6)

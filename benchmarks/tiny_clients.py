@@ -17,7 +17,7 @@ from timing import in_turns, write_section
 from torch.nn.functional import cross_entropy
 
 from jdfl_lightning import Experiment
-from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.core.messages import FitTask
 from jdfl_lightning.core.seeding import torch_generator
 
@@ -30,20 +30,20 @@ def main() -> None:
     data = RandomImages(size=8, num_clients=options.clients, images=8 * options.clients)
     data.deal(0)
     run = Experiment(data=data, supervision="base", epochs=1)
-    site = Site(run)
-    weights, buffers = site.initial(1)
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
     block = 100
     turns = options.clients // block - 1
     done = {"plugin": 0, "bare": 0}
 
     def plugin() -> None:
         for client in range(done["plugin"], done["plugin"] + block):
-            fit_client(site, FitTask(client, 1, 0, weights, buffers), {})
+            fit_client(workspace, FitTask(client, 1, 0, weights, buffers), {})
         done["plugin"] += block
 
     def bare() -> None:
         for client in range(done["bare"], done["bare"] + block):
-            module = site.module(weights, buffers)
+            module = workspace.module(weights, buffers)
             sgd = torch.optim.SGD(module.parameters(), lr=run.lr)
             for images, labels, _ in data.client_loader(client, 0, 32, torch_generator(0, "shuffle", 1, client)):
                 sgd.zero_grad()

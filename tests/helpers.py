@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from jdfl_lightning import SCAFFOLD, DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate, fit
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import as_dict
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
@@ -107,8 +107,8 @@ def finished(run_dir: str, **settings: Any) -> Run:
 class Watched(LocalRunner):
     """A local runner that remembers all tasks and results, a list for each round."""
 
-    def __init__(self, site: Site, states: ClientStates) -> None:
-        super().__init__(site, states)
+    def __init__(self, workspace: Workspace, states: ClientStates) -> None:
+        super().__init__(workspace, states)
         self.tasks: list[list[FitTask]] = []
         self.results: list[list[FitResult]] = []
 
@@ -254,7 +254,7 @@ class Patient(SCAFFOLD):
     """SCAFFOLD whose clients say that they begin and wait for each other, so that something can happen to one.
 
     Client 1 begins round 2 and waits for a file ``go``; client 0 waits in round 3 for a file ``back``. With ``absent``
-    nobody waits, and client 1 fails in rounds 2 and 3: what a run looks like if its site is away.
+    nobody waits, and client 1 fails in rounds 2 and 3: what a run looks like if its workspace is away.
     """
 
     def __init__(self, folder: str, absent: bool = False) -> None:

@@ -20,7 +20,7 @@ from helpers import Reports, ToyData, Watched, experiment
 from jdfl_lightning import Algorithm, Experiment, LocalUpdate, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms.fedproc import prototype_contrast
 from jdfl_lightning.algorithms.moon import contrast
-from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import parse_experiment, shipped_configs
 from jdfl_lightning.core.errors import InputError
@@ -78,10 +78,10 @@ class Played(Reports):
         self.states = ClientStates(folder)
         self.kept: list[list[Record | None]] = []
         self.num_clients = run.data.num_clients
-        site = Site(run)
-        weights, buffers = site.initial(1)
+        workspace = Workspace(run)
+        weights, buffers = workspace.initial(1)
         state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
-        runner = Watched(site, self.states)
+        runner = Watched(workspace, self.states)
         run_rounds(run, runner, state, self)
         self.results, self.reports = runner.results, self.all
 
@@ -337,13 +337,13 @@ def test_k_is_the_number_of_steps_and_not_of_epochs(tmp_path: Path) -> None:
 def test_skipped_steps_do_not_count() -> None:
     """A gradient scaler that finds every step overflowing: no step is taken, and that is an error."""
     run = experiment(algorithm=algorithms.SCAFFOLD())
-    site = Site(run)
-    weights, buffers = site.initial(1)
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
     task = FitTask(1, 4, 0, weights, buffers, run.algorithm.init_server(weights))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lightning.pytorch.plugins.precision.Precision.optimizer_step", _only_closure)
         with pytest.raises(InputError, match=r"client 1 .* round 4 .*no step.*--trainer\.precision"):
-            fit_client(site, task, run.algorithm.init_client(weights))
+            fit_client(workspace, task, run.algorithm.init_client(weights))
 
 
 def _only_closure(plugin: Any, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
@@ -394,12 +394,12 @@ def test_fedproc_prototypes_are_means_over_all_samples() -> None:
 
 def test_fedproc_sums_features_of_the_trained_model_in_eval_mode() -> None:
     run = experiment(algorithm=algorithms.FedProc(), backbone="helpers.batch_norm_net")
-    site = Site(run)
-    weights, buffers = site.initial(1)
-    result, state = fit_client(site, FitTask(1, 1, 0, weights, buffers, rounds=5), {})
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
+    result, state = fit_client(workspace, FitTask(1, 1, 0, weights, buffers, rounds=5), {})
     assert state == {}
     indices = run.data.partition.clients[1]
-    backbone = site.module(result.weights, result.buffers).backbone.eval()
+    backbone = workspace.module(result.weights, result.buffers).backbone.eval()
     images = run.data.images[indices].permute(0, 3, 1, 2).float() / 127.5 - 1
     with torch.no_grad():
         features = torch.nn.functional.normalize(backbone(images), dim=1).double()
@@ -429,11 +429,11 @@ def test_fedproc_prototypes_reach_the_clients(tmp_path: Path) -> None:
     weights: dict[str, list[Tensor]] = {}
     for name in ("FedProc", "FedAvg"):
         run = experiment(algorithm=getattr(algorithms, name)(), rounds=2, client_fraction=0.5)
-        site, reports = Site(run), Reports()
-        start, buffers = site.initial(3)
+        workspace, reports = Workspace(run), Reports()
+        start, buffers = workspace.initial(3)
         domains = PseudoDomains(dict.fromkeys(range(4), 0), torch.eye(3), "given", {}, {})
         state = ServerState(0, start, buffers, run.algorithm.init_server(start), domains=domains)
-        runner = Watched(site, ClientStates(tmp_path / name))
+        runner = Watched(workspace, ClientStates(tmp_path / name))
         run_rounds(run, runner, state, reports)
         sent[name] = [task for tasks in runner.tasks for task in tasks]
         weights[name] = [flatten(report.state.weights) for report in reports.all]
@@ -448,10 +448,10 @@ def test_fedproc_prototypes_reach_the_clients(tmp_path: Path) -> None:
 def test_moon_contrasts_with_the_right_networks_in_eval_mode() -> None:
     """Against two networks built apart: the server's, and the one this client left, both with frozen statistics."""
     run = experiment(algorithm=algorithms.MOON(mu=2.0), backbone="helpers.batch_norm_net", batch_size=500, lr=1e-9)
-    site = Site(run)
-    weights, buffers = site.initial(1)
-    _, state = fit_client(site, FitTask(0, 1, 0, {n: t + 0.1 for n, t in weights.items()}, buffers), {})
-    result, _ = fit_client(site, FitTask(0, 2, 0, weights, buffers), state)
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
+    _, state = fit_client(workspace, FitTask(0, 1, 0, {n: t + 0.1 for n, t in weights.items()}, buffers), {})
+    result, _ = fit_client(workspace, FitTask(0, 2, 0, weights, buffers), state)
     indices = run.data.partition.clients[0]
     images = run.data.images[indices].permute(0, 3, 1, 2).float() / 127.5 - 1
 
@@ -474,14 +474,14 @@ def test_moon_contrasts_with_the_right_networks_in_eval_mode() -> None:
 
 def test_moon_keeps_the_local_network_and_uses_it() -> None:
     run = experiment(algorithm=algorithms.MOON(mu=5.0))
-    site = Site(run)
-    weights, buffers = site.initial(1)
-    first, state = fit_client(site, FitTask(0, 1, 0, weights, buffers), {})
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
+    first, state = fit_client(workspace, FitTask(0, 1, 0, weights, buffers), {})
     kept = {f"backbone.{name}": tensor for name, tensor in state["previous"].items()}
     assert all(torch.equal(kept[name], first.weights[name]) for name in kept)
     assert set(kept) == {name for name in first.weights if name.startswith("backbone")}
-    pushed, _ = fit_client(site, FitTask(0, 2, 0, weights, buffers), state)
-    unpushed, _ = fit_client(site, FitTask(0, 2, 0, weights, buffers), {})
+    pushed, _ = fit_client(workspace, FitTask(0, 2, 0, weights, buffers), state)
+    unpushed, _ = fit_client(workspace, FitTask(0, 2, 0, weights, buffers), {})
     assert not torch.equal(flatten(pushed.weights), flatten(unpushed.weights))
 
 
@@ -601,8 +601,8 @@ def test_a_diverged_scaffold_is_named() -> None:
 def test_a_fit_without_a_step_is_named() -> None:
     run = experiment(algorithm=algorithms.SCAFFOLD())
     run.data.partition.clients[1] = torch.empty(0, dtype=torch.long)
-    site = Site(run)
-    weights, buffers = site.initial(1)
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
     task = FitTask(1, 4, 0, weights, buffers, run.algorithm.init_server(weights), weight=0.0)
     with pytest.raises(InputError, match=r"client 1 .* round 4 .*no image.*--data\.num_clients"):
-        fit_client(site, task, run.algorithm.init_client(weights))
+        fit_client(workspace, task, run.algorithm.init_client(weights))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from helpers import Reports, digits, experiment
 from jdfl_lightning import Algorithm, Experiment, FedAvg, LocalUpdate, TrainerOptions, fit
 from jdfl_lightning.backends import LocalBackend
-from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.client.trainer import check_trainer
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
@@ -32,7 +32,7 @@ from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_re
 
 
 def task_for(run: Experiment, client: int = 1, number: int = 3, m: int = 3) -> FitTask:
-    weights, buffers = Site(run).initial(m)
+    weights, buffers = Workspace(run).initial(m)
     table = RandomTargets(m, phi=0.8).table
     return FitTask(client, number, run.seed_everything, weights, buffers, domain=2, table=table)
 
@@ -41,7 +41,7 @@ def test_fit_client_is_plain_sgd_on_soft_targets() -> None:
     """The same mathematics written out: shuffled batches, a drawn domain for each sample, KL to the dense target."""
     run = experiment(epochs=2, lr=0.1, momentum=0.9, weight_decay=0.01)
     task = task_for(run)
-    result, _ = fit_client(Site(run), task, {})
+    result, _ = fit_client(Workspace(run), task, {})
 
     data, indices = run.data, run.data.partition.clients[1]
     net = build_backbone("helpers.tiny_net", 8)
@@ -73,28 +73,28 @@ def test_fit_client_is_plain_sgd_on_soft_targets() -> None:
 
 
 def test_a_fit_depends_on_seed_round_and_client_alone() -> None:
-    """Not on what was fitted before, on global generators, or on the process's site."""
+    """Not on what was fitted before, on global generators, or on the process's workspace."""
     run = experiment()
-    site = Site(run)
-    first, _ = fit_client(site, task_for(run), {})
+    workspace = Workspace(run)
+    first, _ = fit_client(workspace, task_for(run), {})
     torch.manual_seed(99)
-    fit_client(site, task_for(run, client=0), {})
+    fit_client(workspace, task_for(run, client=0), {})
     state = torch.get_rng_state()
-    again, _ = fit_client(site, task_for(run), {})
+    again, _ = fit_client(workspace, task_for(run), {})
     assert torch.equal(torch.get_rng_state(), state)
-    fresh, _ = fit_client(Site(run), task_for(run), {})
+    fresh, _ = fit_client(Workspace(run), task_for(run), {})
     for other in (again, fresh):
         assert all(torch.equal(first.weights[name], other.weights[name]) for name in first.weights)
     for changed in (task_for(run, number=4), task_for(run, client=2), task_for(experiment(seed_everything=1))):
-        different, _ = fit_client(site, changed, {})
+        different, _ = fit_client(workspace, changed, {})
         assert not torch.equal(flatten(first.weights), flatten(different.weights))
 
 
 def test_theta_0_is_shared_and_the_head_fresh() -> None:
-    site = Site(experiment())
-    small, _ = site.initial(1)
-    large, _ = site.initial(3)
-    again, _ = Site(experiment(supervision="graded")).initial(3)
+    workspace = Workspace(experiment())
+    small, _ = workspace.initial(1)
+    large, _ = workspace.initial(3)
+    again, _ = Workspace(experiment(supervision="graded")).initial(3)
     assert large["head.weight"].shape == (30, 12)
     assert all(torch.equal(large[name], again[name]) for name in large)
     assert all(torch.equal(small[name], large[name]) for name in small if name.startswith("backbone"))
@@ -113,7 +113,7 @@ def test_inner_trainers_are_silent(
 ) -> None:
     run = experiment()
     level = logging.getLogger("lightning.pytorch").level
-    fit_client(Site(run), task_for(run), {})
+    fit_client(Workspace(run), task_for(run), {})
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
     assert not recwarn.list
@@ -125,11 +125,11 @@ def test_options_reach_the_trainer() -> None:
     """Clipped at 1e-6, the weights hardly move; bf16 gives other numbers than float32."""
     clipped = experiment(trainer=TrainerOptions(gradient_clip_val=1e-6, accelerator="cpu"))
     task = task_for(clipped)
-    result, _ = fit_client(Site(clipped), task, {})
+    result, _ = fit_client(Workspace(clipped), task, {})
     assert (flatten(result.weights) - flatten(task.weights)).norm() < 1e-4
     mixed = experiment(trainer=TrainerOptions(precision="bf16-mixed", accelerator="cpu"))
-    half, _ = fit_client(Site(mixed), task, {})
-    full, _ = fit_client(Site(experiment()), task, {})
+    half, _ = fit_client(Workspace(mixed), task, {})
+    full, _ = fit_client(Workspace(experiment()), task, {})
     difference = (flatten(half.weights) - flatten(full.weights)).norm()
     assert 0 < difference < 0.1 * (flatten(full.weights) - flatten(task.weights)).norm()
 
@@ -240,8 +240,8 @@ class CountingUpdate(LocalUpdate):
 
 
 def play(run: Experiment) -> list[ServerState]:
-    site = Site(run)
-    weights, buffers = site.initial(1)
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
     state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
     reports = Reports()
     with LocalBackend().open(run, ClientStates(Path("clients"))) as runner:
@@ -313,7 +313,7 @@ def test_fits_leave_no_memory_behind() -> None:
     run = experiment(algorithm=Holder())
     gc.disable()
     try:
-        fit_client(Site(run), task_for(run), {})
+        fit_client(Workspace(run), task_for(run), {})
         assert [reference() for reference in gone] == [None]
     finally:
         gc.enable()
@@ -328,9 +328,9 @@ def test_batch_norm_statistics_are_averaged() -> None:
     run = experiment(backbone="helpers.batch_norm_net", rounds=1)
     (state,) = play(run)
     assert set(state.buffers) == {f"backbone.1.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")}
-    site = Site(run)
-    weights, buffers = site.initial(1)
-    fits = [fit_client(site, FitTask(client, 1, 0, weights, buffers), {})[0] for client in range(4)]
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
+    fits = [fit_client(workspace, FitTask(client, 1, 0, weights, buffers), {})[0] for client in range(4)]
     total = sum(fit.num_examples for fit in fits)
     expected = sum(fit.num_examples / total * fit.buffers["backbone.1.running_mean"].double() for fit in fits)
     assert isinstance(expected, torch.Tensor)

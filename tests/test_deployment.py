@@ -166,7 +166,7 @@ def test_a_node_that_is_killed_and_comes_back(
     here, there = contents("here"), contents(str(run_dir))
     assert here["last.safetensors"] == there["last.safetensors"]
     rows = there["rows"]
-    for ours, theirs in zip(here["rows"], rows, strict=True):  # but for what the site was not there to judge
+    for ours, theirs in zip(here["rows"], rows, strict=True):  # but for what the site was not there to evaluate
         assert {n: v for n, v in ours.items() if "test" not in n} == {
             n: v for n, v in theirs.items() if "test" not in n
         }

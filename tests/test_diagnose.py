@@ -13,7 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 from helpers import digits, experiment
 from jdfl_lightning import Clustering, PoolBackend, fit
 from jdfl_lightning.cli import main
-from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.clustering.updates import unit
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY, FitTask
@@ -33,14 +33,14 @@ SMALL = Sweep(seeds=(0, 1), batch_sizes=(16, 32), epochs=2)
 def test_one_training_answers_for_every_epoch_and_layer() -> None:
     """To the bit what a client sends after so many epochs alone."""
     options = Clustering(epochs=3, batch_size=16, layers="C")
-    site = Site(experiment(clustering=options))
-    weights, buffers = site.initial(1)
+    workspace = Workspace(experiment(clustering=options))
+    weights, buffers = workspace.initial(1)
     task = FitTask(2, DISCOVERY, 0, weights, buffers)
-    every = fit_client(site, replace(task, every_epoch=True), {})[0].upload
+    every = fit_client(workspace, replace(task, every_epoch=True), {})[0].upload
     assert list(every) == ["1", "2", "3"]
     for epochs in (1, 2, 3):
         for layers in "ABC":
-            alone = Site(experiment(clustering=replace(options, epochs=epochs, layers=layers)))
+            alone = Workspace(experiment(clustering=replace(options, epochs=epochs, layers=layers)))
             vector = fit_client(alone, task, {})[0].upload["update"]["u"]
             names = select_parameters(alone.module(weights, buffers), layers)
             assert torch.equal(unit(flatten({name: every[str(epochs)][name] for name in names})), vector)

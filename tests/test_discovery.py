@@ -22,12 +22,12 @@ from helpers import Reports, contents, digits, experiment
 from jdfl_lightning import Clustering, Experiment, GradedTargets, PoolBackend, TrainerOptions, fit
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.cli import main
-from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.clustering.clusters import PseudoDomains, best_silhouette, cluster, elbow, project
 from jdfl_lightning.clustering.updates import Updates, unit, update_vector
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
-from jdfl_lightning.server.phase1 import collect_updates, discovery_clients, welcome
+from jdfl_lightning.server.phase1 import assign_newcomers, collect_updates, discovery_clients
 from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
@@ -220,9 +220,9 @@ def test_nothing_is_found_in_noise(count: int, length: int, seed: int) -> None:
 
 def test_client_sends_only_the_update_of_the_chosen_layers() -> None:
     run = experiment(clustering=Clustering(layers="A", epochs=2))
-    site = Site(run)
-    weights, buffers = site.initial(1)
-    result, state = fit_client(site, FitTask(1, DISCOVERY, 0, weights, buffers), {})
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
+    result, state = fit_client(workspace, FitTask(1, DISCOVERY, 0, weights, buffers), {})
     (vector,) = result.upload["update"].values()
     assert vector.shape == (12 * 10 + 10,)
     assert vector.norm().item() == pytest.approx(1)
@@ -269,7 +269,7 @@ class Faulty(LocalRunner):
     """Changes what some clients send in Phase 1."""
 
     def __init__(self, run: Experiment, faults: dict[int, Any]) -> None:
-        super().__init__(Site(run), ClientStates(Path("clients")))
+        super().__init__(Workspace(run), ClientStates(Path("clients")))
         self.faults = faults
         self.asked: list[FitTask] = []
 
@@ -293,7 +293,7 @@ def test_clients_without_a_usable_update_are_named_and_left_out() -> None:
     run = experiment(data=digits(6), num_domains=2)
     runner = Faulty(run, {0: "fails", 2: 0.0, 3: float("nan")})
     named: dict[int, str] = {}
-    updates = collect_updates(run, runner, Site(run), nothing, named.__setitem__)
+    updates = collect_updates(run, runner, Workspace(run), nothing, named.__setitem__)
     assert updates.clients == [1, 4, 5]
     assert named == updates.left_out
     assert list(named) == [0, 2, 3]
@@ -305,7 +305,9 @@ def test_clients_without_a_usable_update_are_named_and_left_out() -> None:
     assert [found.of(client) for client in (0, 2, 3)] == [UNKNOWN] * 3
     # later: those who answer get the nearest pseudo-domain, who does not stays without and stops nobody
     later = Faulty(run, {0: "fails"})
-    joined, down, up = welcome(run, later, Site(run).initial(1), found, [0, 1, 2, 3], 7, nothing, named.__setitem__)
+    joined, down, up = assign_newcomers(
+        run, later, Workspace(run).initial(1), found, [0, 1, 2, 3], 7, nothing, named.__setitem__
+    )
     assert [task.client for task in later.asked] == [0, 2, 3]
     assert [task.attempt for task in later.asked] == [7, 7, 7]  # they draw anew
     assert joined.of(0) == UNKNOWN
@@ -316,7 +318,7 @@ def test_clients_without_a_usable_update_are_named_and_left_out() -> None:
     assert down > 0
     nobody = Faulty(run, dict.fromkeys(range(6), 0.0))
     with pytest.raises(InputError, match=r"none has one\. Client 0: its update is zero"):
-        collect_updates(run, nobody, Site(run), nothing, nothing)
+        collect_updates(run, nobody, Workspace(run), nothing, nothing)
 
 
 def test_newcomers_send_what_they_would_have_sent() -> None:
@@ -327,11 +329,11 @@ def test_newcomers_send_what_they_would_have_sent() -> None:
     assert len(asked) == 4
     assert asked == discovery_clients(part)
     assert discovery_clients(full) == list(range(8))
-    theta_0 = Site(full).initial(1)
-    everyone = collect_updates(full, Faulty(full, {}), Site(full), nothing, nothing)
-    found = cluster(collect_updates(part, Faulty(part, {}), Site(part), nothing, nothing), 3, "elbow", 10, seed=0)
+    theta_0 = Workspace(full).initial(1)
+    everyone = collect_updates(full, Faulty(full, {}), Workspace(full), nothing, nothing)
+    found = cluster(collect_updates(part, Faulty(part, {}), Workspace(part), nothing, nothing), 3, "elbow", 10, seed=0)
     others = [client for client in range(8) if client not in asked]
-    joined, _, _ = welcome(part, Faulty(part, {}), theta_0, found, range(8), 3, nothing, nothing)
+    joined, _, _ = assign_newcomers(part, Faulty(part, {}), theta_0, found, range(8), 3, nothing, nothing)
     assert joined.newcomers == {client: found.nearest(everyone.vectors[client]) for client in others}
     assert asked != list(range(4))  # drawn, not the first ones
 
@@ -339,17 +341,19 @@ def test_newcomers_send_what_they_would_have_sent() -> None:
 def test_a_newcomer_that_fails_draws_anew() -> None:
     """Its first answer is that of Phase 1; if it is of no use, the next ones are others, in every attempt."""
     part = experiment(data=digits(8), clustering=Clustering(fraction=0.5))
-    theta_0 = Site(part).initial(1)
-    domains = cluster(collect_updates(part, Faulty(part, {}), Site(part), nothing, nothing), 3, "elbow", 10, seed=0)
+    theta_0 = Workspace(part).initial(1)
+    domains = cluster(
+        collect_updates(part, Faulty(part, {}), Workspace(part), nothing, nothing), 3, "elbow", 10, seed=0
+    )
     client = next(client for client in range(8) if client not in discovery_clients(part))
     tried = []
     for draw in (4, 5, 9):
         runner = Faulty(part, {client: 0.0})
-        domains, _, up = welcome(part, runner, theta_0, domains, [client], draw, nothing, nothing)
+        domains, _, up = assign_newcomers(part, runner, theta_0, domains, [client], draw, nothing, nothing)
         tried += [task.attempt for task in runner.asked]
         assert (domains.of(client), domains.newcomers, up) == (UNKNOWN, {}, 0)
     assert tried == [0, 5, 9]
-    domains, _, _ = welcome(part, Faulty(part, {}), theta_0, domains, [client], 12, nothing, nothing)
+    domains, _, _ = assign_newcomers(part, Faulty(part, {}), theta_0, domains, [client], 12, nothing, nothing)
     assert domains.of(client) != UNKNOWN
 
 
@@ -357,7 +361,7 @@ class Recorder(LocalRunner):
     """Remembers the tasks of each call."""
 
     def __init__(self, run: Experiment, void: int = 0) -> None:
-        super().__init__(Site(run), ClientStates(Path("clients")))
+        super().__init__(Workspace(run), ClientStates(Path("clients")))
         self.calls: list[list[FitTask]] = []
         self.void = void
 
@@ -373,13 +377,13 @@ class Recorder(LocalRunner):
 def test_newcomers_have_their_pseudo_domain_in_their_first_round(void: int) -> None:
     """Its task has the nearest one, and the table that the moved centroids give; what crossed is counted once."""
     run = experiment(data=digits(8), rounds=1, **{k: v for k, v in LATE.items() if k != "rounds"})
-    site = Site(run)
-    updates = collect_updates(run, Faulty(run, {}), site, nothing, nothing)
+    workspace = Workspace(run)
+    updates = collect_updates(run, Faulty(run, {}), workspace, nothing, nothing)
     domains = cluster(updates, 3, "elbow", 10, seed=0)
-    weights, buffers = site.initial(3)
+    weights, buffers = workspace.initial(3)
     state = ServerState(0, weights, buffers, {}, domains=domains)
     runner, reports = Recorder(run, void), Reports()
-    after = run_rounds(run, runner, state, reports, site.initial(1)).domains
+    after = run_rounds(run, runner, state, reports, workspace.initial(1)).domains
     assert after is not None
     probes = [task for call in runner.calls for task in call if task.round == DISCOVERY]
     fits = [call for call in runner.calls if call[0].round == 1]
@@ -424,14 +428,14 @@ def test_everybody_is_nearest_to_the_own_centroid(seed: int, m: int) -> None:
 def test_an_unknown_client_shares_its_mass_among_all() -> None:
     """Hard targets of an unknown client are those of a table of 1/M; random ones do not look at the client."""
     run = experiment(supervision="hard")
-    site = Site(run)
-    weights, buffers = site.initial(3)
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(3)
     task = FitTask(1, 1, 0, weights, buffers, domain=UNKNOWN, table=torch.eye(3))
     even = replace(task, domain=2, table=torch.full((3, 3), 1 / 3))
-    assert _equal(fit_client(site, task, {})[0], fit_client(site, even, {})[0])
-    assert not _equal(fit_client(site, task, {})[0], fit_client(site, replace(task, domain=0), {})[0])
-    site = Site(replace(run, supervision="random"))
-    assert _equal(fit_client(site, task, {})[0], fit_client(site, replace(task, domain=1), {})[0])
+    assert _equal(fit_client(workspace, task, {})[0], fit_client(workspace, even, {})[0])
+    assert not _equal(fit_client(workspace, task, {})[0], fit_client(workspace, replace(task, domain=0), {})[0])
+    workspace = Workspace(replace(run, supervision="random"))
+    assert _equal(fit_client(workspace, task, {})[0], fit_client(workspace, replace(task, domain=1), {})[0])
 
 
 def _equal(a: FitResult, b: FitResult) -> bool:
@@ -550,7 +554,7 @@ def test_discovery_of_other_images_is_refused() -> None:
 
 def test_sketches_cross_instead_of_vectors() -> None:
     run = experiment(clustering=Clustering(sketch_dim=64))
-    updates = collect_updates(run, Faulty(run, {}), Site(run), nothing, nothing)
+    updates = collect_updates(run, Faulty(run, {}), Workspace(run), nothing, nothing)
     assert updates.vectors.shape == (4, 64)
     assert updates.bytes_up == 4 * 64 * 4
     assert updates.vectors.norm(dim=1).tolist() == pytest.approx([1] * 4)

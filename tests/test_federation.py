@@ -27,28 +27,28 @@ from flower_grid import FakeGrid, on_grid, over_the_wire, run_on_grid, serve, wr
 from helpers import contents, experiment
 from jdfl_lightning import SCAFFOLD, Experiment, FedDyn, ImageFolderDomains, SiteFolders, TrainerOptions, fit
 from jdfl_lightning.client.evaluation import Evaluation, Scores
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.federation import members
-from jdfl_lightning.federation.flower import FlowerMail, arguments, from_records, make_client_app, to_records
-from jdfl_lightning.federation.members import Federation, Mail
+from jdfl_lightning.federation.flower import FlowerTransport, arguments, from_records, make_client_app, to_records
+from jdfl_lightning.federation.members import Federation, Transport
 from jdfl_lightning.federation.roster import Member, read_roster
 from jdfl_lightning.federation.server import SitesBackend, SitesRunner
 from jdfl_lightning.federation.site import SiteWorker
 from jdfl_lightning.federation.wire import (
     Answer,
-    Facts,
-    Letter,
-    Orders,
+    Payload,
     Request,
+    RequestHeader,
+    SiteInfo,
     read_answer,
-    read_facts,
+    read_info,
     read_request,
     write_answer,
-    write_facts,
-    write_orders,
+    write_header,
+    write_info,
     write_request,
 )
 from jdfl_lightning.server.resume import fixed_settings
@@ -85,11 +85,11 @@ def equal(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def sent(letter: Letter) -> Letter:
+def sent(payload: Payload) -> Payload:
     """What the other end of Flower's wire reads."""
     grid = FakeGrid(make_client_app("digits"), {}, {})  # gives messages a sender
     assert not grid.present
-    return from_records(over_the_wire(Message(to_records(letter), 1, "train")).content)
+    return from_records(over_the_wire(Message(to_records(payload), 1, "train")).content)
 
 
 @given(weights=TENSORS, buffers=TENSORS, record=RECORDS, table=st.booleans(), since=st.integers(0, 9))
@@ -109,8 +109,8 @@ def test_requests_cross_unchanged(weights: Any, buffers: Any, record: Any, table
 
 def test_a_model_that_is_the_tasks_own_crosses_once() -> None:
     weights, buffers = {"w": torch.ones(3)}, {"b": torch.ones(1)}
-    letter = write_request(Request([FitTask(0, 1, 0, weights, buffers)], {"": weights}, buffers))
-    assert set(letter.tensors) == {"weights", "buffers"}
+    payload = write_request(Request([FitTask(0, 1, 0, weights, buffers)], {"": weights}, buffers))
+    assert set(payload.tensors) == {"weights", "buffers"}
 
 
 @given(
@@ -126,44 +126,44 @@ def test_answers_cross_unchanged(weights: Any, buffers: Any, record: Any, loss: 
 
 
 def test_facts_cross_unchanged_and_hold_no_true_domain() -> None:
-    facts = Facts(1, False, [1, 3], [10, 12], ["a", "b"], ["x"], [7], "ff", "1")
-    assert read_facts(sent(write_facts(facts))) == facts
-    assert {name for name in vars(facts) if "domain" in name} == {"domains"}  # the groups that accuracy is told of
+    info = SiteInfo(1, False, [1, 3], [10, 12], ["a", "b"], ["x"], [7], "ff", "1")
+    assert read_info(sent(write_info(info))) == info
+    assert {name for name in vars(info) if "domain" in name} == {"domains"}  # the groups that accuracy is told of
 
 
 @pytest.mark.parametrize(
-    "letter",
+    "payload",
     [
-        Letter(),
-        Letter(notes={"facts": {"site": "x"}}),
-        Letter(notes={"facts": {"site": float("inf")}}),
-        write_facts(Facts(0, True, [], [], ["a"], ["site0"], [1], "", "")),
-        write_facts(Facts(0, True, [0, 1], [5], ["a"], ["site0"], [1], "", "")),
-        write_facts(Facts(0, True, [0, 0], [5, 5], ["a"], ["site0"], [1], "", "")),
-        write_facts(Facts(0, False, [0, -7], [5, 5], ["a"], ["x"], [1], "", "")),
-        write_facts(Facts(0, True, [0], [0], ["a"], ["site0"], [1], "", "")),
-        write_facts(Facts(0, True, [0], [2**40], ["a"], ["site0"], [1], "", "")),
-        write_facts(Facts(0, True, [0], [5], ["a"], ["site1"], [1], "", "")),
-        write_facts(Facts(0, False, [0], [5], ["a"], ["overall"], [1], "", "")),
-        write_facts(Facts(0, False, [0], [5], ["a", "a"], ["x"], [1], "", "")),
-        write_facts(Facts(-1, False, [0], [5], ["a"], ["x"], [1], "", "")),
-        write_facts(Facts(0, False, [0], [5], ["a"], ["x"], [1, 1], "", "")),
-        write_facts(Facts(0, False, [0], [5], ["a\x1b[31m"], ["x"], [1], "", "")),
-        write_facts(Facts(0, False, [0], [5], ["a"], ["x\u202e"], [1], "", "")),
-        write_facts(Facts(0, False, [0], [5], ["a" * 201], ["x"], [1], "", "")),
-        write_facts(Facts(0, False, [0], [5], ["a"], ["x"], [1], "", "1\n2")),
-        write_facts(Facts(0, False, list(range(100_001)), [5] * 100_001, ["a"], ["x"], [1], "", "")),
+        Payload(),
+        Payload(notes={"info": {"site": "x"}}),
+        Payload(notes={"info": {"site": float("inf")}}),
+        write_info(SiteInfo(0, True, [], [], ["a"], ["site0"], [1], "", "")),
+        write_info(SiteInfo(0, True, [0, 1], [5], ["a"], ["site0"], [1], "", "")),
+        write_info(SiteInfo(0, True, [0, 0], [5, 5], ["a"], ["site0"], [1], "", "")),
+        write_info(SiteInfo(0, False, [0, -7], [5, 5], ["a"], ["x"], [1], "", "")),
+        write_info(SiteInfo(0, True, [0], [0], ["a"], ["site0"], [1], "", "")),
+        write_info(SiteInfo(0, True, [0], [2**40], ["a"], ["site0"], [1], "", "")),
+        write_info(SiteInfo(0, True, [0], [5], ["a"], ["site1"], [1], "", "")),
+        write_info(SiteInfo(0, False, [0], [5], ["a"], ["overall"], [1], "", "")),
+        write_info(SiteInfo(0, False, [0], [5], ["a", "a"], ["x"], [1], "", "")),
+        write_info(SiteInfo(-1, False, [0], [5], ["a"], ["x"], [1], "", "")),
+        write_info(SiteInfo(0, False, [0], [5], ["a"], ["x"], [1, 1], "", "")),
+        write_info(SiteInfo(0, False, [0], [5], ["a\x1b[31m"], ["x"], [1], "", "")),
+        write_info(SiteInfo(0, False, [0], [5], ["a"], ["x\u202e"], [1], "", "")),
+        write_info(SiteInfo(0, False, [0], [5], ["a" * 201], ["x"], [1], "", "")),
+        write_info(SiteInfo(0, False, [0], [5], ["a"], ["x"], [1], "", "1\n2")),
+        write_info(SiteInfo(0, False, list(range(100_001)), [5] * 100_001, ["a"], ["x"], [1], "", "")),
     ],
 )
-def test_facts_that_cannot_be_used(letter: Letter) -> None:
+def test_info_that_cannot_be_used(payload: Payload) -> None:
     with pytest.raises(InputError, match="Expected a site"):
-        read_facts(letter)
+        read_info(payload)
 
 
 def test_an_answer_that_is_none() -> None:
-    for letter in (Letter(), Letter(notes={"judged": {"seconds": 1.0}}), write_answer(Answer([]))):
+    for payload in (Payload(), Payload(notes={"evaluated": {"seconds": 1.0}}), write_answer(Answer([]))):
         with pytest.raises(InputError, match="site's answer"):
-            read_answer(letter, [0])
+            read_answer(payload, [0])
 
 
 def test_run_config_is_the_command_line() -> None:
@@ -480,18 +480,18 @@ def test_precision_survives_new_processes(precision: str) -> None:
 
 
 def test_the_best_round_is_one_that_all_have_judged() -> None:
-    """Three of four sites do not judge the first model, and the fourth finds no fault with it."""
+    """Three of four sites do not evaluate the first model, and the fourth finds no fault with it."""
     config = write_config(experiment(rounds=3, supervision="base"))
     grid = on_grid(config, RUN, sites=4)
 
     def praise(message: Message, reply: Message) -> Message:
-        letter, asked = from_records(reply.content), from_records(message.content).notes
+        payload, asked = from_records(reply.content), from_records(message.content).notes
         if not any(note.get("round") == 2 for note in asked.values()):
             return reply
-        notes = {name: note for name, note in letter.notes.items() if not name.startswith("counts.")}
+        notes = {name: note for name, note in payload.notes.items() if not name.startswith("counts.")}
         if message.metadata.dst_node_id == 100:
-            notes["counts."] = {**letter.notes["counts."], "right": letter.notes["counts."]["seen"]}
-        return Message(to_records(Letter(letter.tensors, notes)), reply_to=message)
+            notes["counts."] = {**payload.notes["counts."], "right": payload.notes["counts."]["seen"]}
+        return Message(to_records(Payload(payload.tensors, notes)), reply_to=message)
 
     grid.tamper = praise
     serve(config, grid, RUN)
@@ -522,22 +522,22 @@ def test_different_copies_of_a_data_set_are_refused(image_tree: Path, tmp_path: 
     for node, root in ((100, image_tree), (101, tmp_path / "other")):
         grid.contexts[node].node_config["data-root"] = str(root)
     said: list[str] = []
-    federation = Federation(FlowerMail(grid), 60, 0.01, said.append)
+    federation = Federation(FlowerTransport(grid), 60, 0.01, said.append)
     federation.meet()
     assert said[-1] == "node 101 cannot take part: its copy of the data set is not that of site 0."
 
 
 def test_before_a_run_begins_a_site_may_come_back_as_another() -> None:
-    mail = Silent()
+    transport = Silent()
     said: list[str] = []
-    federation = Federation(mail, 0.2, 0.01, said.append)
+    federation = Federation(transport, 0.2, 0.01, said.append)
     federation._gathering = 3
     federation.meet()
     assert set(federation.sites) == {0, 1}
-    mail.present = {1}
+    transport.present = {1}
     federation.meet()
     assert set(federation.sites) == {1}
-    mail.present, mail.size = {0, 1}, 7
+    transport.present, transport.size = {0, 1}, 7
     federation.meet()
     assert federation.sites[0].sizes == [7]
 
@@ -547,7 +547,7 @@ def test_a_number_that_is_taken_is_refused() -> None:
     grid = on_grid(config, RUN, sites=2)
     grid.contexts[101].node_config["partition-id"] = 0
     said: list[str] = []
-    federation = Federation(FlowerMail(grid), 60, 0.01, said.append)
+    federation = Federation(FlowerTransport(grid), 60, 0.01, said.append)
     federation.meet()
     assert said[-1] == "node 101 cannot take part: site 0 is there already, as node 100: look at partition-id."
 
@@ -562,13 +562,13 @@ def test_a_server_that_asks_for_what_is_not_its_business(task: dict[str, Any], t
     precious = tmp_path / "x-1.safetensors"
     precious.touch()
     worker = SiteWorker(arguments(config, {}, at_site=True), grid.contexts[100].node_config)
-    weights, buffers = Site(worker.experiment).initial(1)
-    letter = write_request(Request([FitTask(0, 1, 0, weights, buffers)]))
+    weights, buffers = Workspace(worker.experiment).initial(1)
+    payload = write_request(Request([FitTask(0, 1, 0, weights, buffers)]))
     settings = json.dumps(fixed_settings(as_dict(worker.experiment)))
-    orders = Orders("0" * 32, 0, 0, worker.fingerprint, settings)
-    good = write_orders(orders, letter)
+    header = RequestHeader("0" * 32, 0, 0, worker.fingerprint, settings)
+    good = write_header(header, payload)
     assert isinstance(read_answer(worker.answer(good, print), [0]).results[0], FitResult)
-    bad = Letter(good.tensors, {**good.notes, "task.0": {**good.notes["task.0"], **task}})
+    bad = Payload(good.tensors, {**good.notes, "task.0": {**good.notes["task.0"], **task}})
     with pytest.raises((InputError, ValueError)):
         worker.answer(bad, print)
     assert precious.exists()
@@ -599,83 +599,86 @@ def test_more_clients_than_expected(roots: list[str]) -> None:
 KEYS = {0: "ecdsa-sha2-nistp384 AAAA0", 1: "ecdsa-sha2-nistp384 AAAA1"}
 
 
-class Silent(Mail):
+class Silent(Transport):
     """Sites that are there and answer when they are told to."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[int, Letter]] = []
-        self.answers: dict[str, Letter | str] = {}
+        self.sent: list[tuple[int, Payload]] = []
+        self.answers: dict[str, Payload | str] = {}
         self.present = {0, 1}
         self.size = 5
 
     def nodes(self) -> dict[int, str]:
         return {node: KEYS.get(node, "") for node in self.present}
 
-    def send(self, letters: Mapping[int, Letter], question: bool, seconds: float) -> dict[int, str]:
+    def send(self, payloads: Mapping[int, Payload], question: bool, seconds: float) -> dict[int, str]:
         ids = {}
-        for node, letter in letters.items():
+        for node, payload in payloads.items():
             ids[node] = str(len(self.sent))
-            self.sent.append((node, letter))
+            self.sent.append((node, payload))
             if question:
-                facts = Facts(node, True, [0], [self.size], ["a"], [f"site{node}"], [4], "ff", "1")
-                self.answers[ids[node]] = write_facts(facts)
+                info = SiteInfo(node, True, [0], [self.size], ["a"], [f"site{node}"], [4], "ff", "1")
+                self.answers[ids[node]] = write_info(info)
         return ids
 
-    def receive(self, ids: Any) -> dict[str, Letter | str]:
-        return {letter: self.answers.pop(letter) for letter in ids if letter in self.answers}
+    def receive(self, ids: Any) -> dict[str, Payload | str]:
+        return {payload: self.answers.pop(payload) for payload in ids if payload in self.answers}
 
 
-def make_runner(mail: Silent, **settings: Any) -> tuple[SitesRunner, list[str]]:
+def make_runner(transport: Silent, **settings: Any) -> tuple[SitesRunner, list[str]]:
     said: list[str] = []
-    federation = Federation(mail, 0.2, 0.01, said.append)
+    federation = Federation(transport, 0.2, 0.01, said.append)
     federation.gather(2)
     return SitesRunner(experiment(**settings), federation, "0" * 32, max_weight=10.0), said
 
 
 def test_a_site_that_is_late_is_absent_and_left_alone_until_it_answers() -> None:
-    mail = Silent()
-    runner, _ = make_runner(mail)
+    transport = Silent()
+    runner, _ = make_runner(transport)
     tasks = [FitTask(client, 1, 0, {}) for client in range(2)]
-    mail.answers["2"] = write_answer(Answer([FitResult(0, 1, 1)]))
+    transport.answers["2"] = write_answer(Answer([FitResult(0, 1, 1)]))
     good, late = runner.fit(tasks)
     assert isinstance(good, FitResult)
     assert late == FitFailure(1, "its site did not answer within 0.2 s")
-    mail.answers["4"] = write_answer(Answer([FitResult(0, 1, 1)]))
+    transport.answers["4"] = write_answer(Answer([FitResult(0, 1, 1)]))
     assert list(runner.fit(tasks))[1] == FitFailure(1, "its site, 1, is not there or still at an earlier task")
-    assert [node for node, _ in mail.sent] == [0, 1, 0, 1, 0]
-    mail.answers |= {"3": write_answer(Answer([FitResult(1, 9, 9)]))}  # that of the round before: nobody wants it
-    mail.answers |= {"5": write_answer(Answer([FitResult(0, 1, 1)])), "6": write_answer(Answer([FitResult(1, 2, 2)]))}
+    assert [node for node, _ in transport.sent] == [0, 1, 0, 1, 0]
+    transport.answers |= {"3": write_answer(Answer([FitResult(1, 9, 9)]))}  # that of the round before: nobody wants it
+    transport.answers |= {
+        "5": write_answer(Answer([FitResult(0, 1, 1)])),
+        "6": write_answer(Answer([FitResult(1, 2, 2)])),
+    }
     assert [result.num_steps for result in runner.fit(tasks) if isinstance(result, FitResult)] == [1, 2]
 
 
 def test_a_site_that_comes_after_the_beginning_is_told() -> None:
-    mail = Silent()
-    runner, said = make_runner(mail)
-    mail.present = {0, 1, 2}
-    mail.answers |= {"3": write_answer(Answer([FitResult(0, 1, 1)]))}
+    transport = Silent()
+    runner, said = make_runner(transport)
+    transport.present = {0, 1, 2}
+    transport.answers |= {"3": write_answer(Answer([FitResult(0, 1, 1)]))}
     assert isinstance(next(iter(runner.fit([FitTask(0, 1, 0, {})]))), FitResult)
     assert said[-1] == "node 2 cannot take part: site 2 comes too late: the run has begun without it."
 
 
 def test_a_round_waits_for_sites_to_come_back() -> None:
-    mail = Silent()
-    runner, said = make_runner(mail)
-    mail.present = set()
+    transport = Silent()
+    runner, said = make_runner(transport)
+    transport.present = set()
     gone = list(runner.fit([FitTask(0, 1, 0, {})]))
     assert isinstance(gone[0], FitFailure)
     assert said[-1] == "waiting for sites to come back: too few of this round's are there"
-    assert len(mail.sent) == 2
+    assert len(transport.sent) == 2
 
 
 def test_models_are_judged_with_the_next_rounds_tasks() -> None:
-    mail = Silent()
-    runner, said = make_runner(mail)
+    transport = Silent()
+    runner, said = make_runner(transport)
     told: list[Evaluation] = []
     weights: dict[str, torch.Tensor] = {"w": torch.ones(1)}
     runner.evaluate({"": weights}, {}, told.append)
-    assert len(mail.sent) == 2
-    mail.answers["2"] = write_answer(Answer([FitResult(0, 1, 1)], {"": {"site0": (3, 4)}}, 0.5))
-    mail.answers["3"] = write_answer(Answer([], {"": {"site1": (1, 4)}}, 0.7))
+    assert len(transport.sent) == 2
+    transport.answers["2"] = write_answer(Answer([FitResult(0, 1, 1)], {"": {"site0": (3, 4)}}, 0.5))
+    transport.answers["3"] = write_answer(Answer([], {"": {"site1": (1, 4)}}, 0.7))
     assert len(list(runner.fit([FitTask(0, 2, 0, weights)]))) == 1
     assert not told
     runner._experiment.data.domain_names = ("site0", "site1")
@@ -683,13 +686,13 @@ def test_models_are_judged_with_the_next_rounds_tasks() -> None:
     assert told == [Evaluation({"": Scores(0.5, {"site0": 0.75, "site1": 0.25})}, 0.7)]
     # nobody takes them along: they are sent alone, and a site that does not answer has no say
     runner.evaluate({"": weights}, {}, told.append)
-    mail.answers["5"] = write_answer(Answer([], {"": {"site1": (2, 4)}}, 0.1))
+    transport.answers["5"] = write_answer(Answer([], {"": {"site1": (2, 4)}}, 0.1))
     runner.finish()
     scores = told[1].scores[""]
     assert scores.domains["site1"] == 0.5
     assert all(map(math.isnan, (scores.overall, scores.worst, scores.domains["site0"])))  # of one site: not comparable
-    assert said[-1].startswith("1 of 2 sites judged the model")
-    assert "site 0 did not judge the model: its site did not answer within 0.2 s" in said
+    assert said[-1].startswith("1 of 2 sites evaluated the model")
+    assert "site 0 did not evaluate the model: its site did not answer within 0.2 s" in said
 
 
 class Broken(SCAFFOLD):
@@ -737,9 +740,9 @@ def test_a_server_that_names_its_run_strangely() -> None:
     Path("run").mkdir()
     grid = on_grid(config, {}, sites=1)
     app = make_client_app(config)
-    letter = write_request(Request())
-    orders = {"run": "../../etc", "site": 0, "first": 0, "fingerprint": "x", "settings": "{}"}
-    message = Message(to_records(Letter({}, {**letter.notes, "orders": orders})), 100, "train")
+    payload = write_request(Request())
+    header = {"run": "../../etc", "site": 0, "first": 0, "fingerprint": "x", "settings": "{}"}
+    message = Message(to_records(Payload({}, {**payload.notes, "header": header})), 100, "train")
     message.metadata.__dict__["_message_id"] = "1"
     answer = from_records(app(message, grid.contexts[100]).content)
     assert "32 hexadecimal digits" in answer.notes["error"]["reason"]
@@ -774,20 +777,20 @@ def test_a_copy_of_a_data_set_at_every_site(image_tree: Path) -> None:
 def test_text_from_a_site_is_one_line_of_printable_letters() -> None:
     """Whatever a site writes where a reason is expected, a terminal and a log show it as what it is."""
     evil = "fine\x1b[2J\x1b[31m\nround 3: all is well\r\u202e\x07" + "x" * 5000
-    letter = Letter({}, {"failure.0": {"reason": evil}, "judged": {"seconds": 0.0}})
-    (failure,) = read_answer(letter, [0]).results
+    payload = Payload({}, {"failure.0": {"reason": evil}, "evaluated": {"seconds": 0.0}})
+    (failure,) = read_answer(payload, [0]).results
     assert isinstance(failure, FitFailure)
     assert failure.reason.isprintable()
     assert failure.reason.startswith("fine [2J [31m round 3")
     assert len(failure.reason) <= 300
-    mail = Silent()
-    runner, said = make_runner(mail)
-    mail.answers |= {"2": evil, "3": Letter({}, {"judged": {"seconds": 0.0, evil: 1}})}
+    transport = Silent()
+    runner, said = make_runner(transport)
+    transport.answers |= {"2": evil, "3": Payload({}, {"evaluated": {"seconds": 0.0, evil: 1}})}
     told = list(runner.fit([FitTask(client, 1, 0, {}) for client in range(2)]))
     assert all(isinstance(each, FitFailure) and each.reason.isprintable() and len(each.reason) < 400 for each in told)
-    mail.present = {0, 1, 2}
+    transport.present = {0, 1, 2}
     runner._federation.meet()
-    mail.answers["4"] = evil
+    transport.answers["4"] = evil
     runner._federation.meet()
     assert all(line.isprintable() and len(line) < 400 for line in said)
 
@@ -808,22 +811,22 @@ def read_or_why(read: Callable[[], Any]) -> Any:
 
 
 @given(st.data())
-def test_letters_with_anything_in_them_are_read_or_refused(data: st.DataObject) -> None:
-    """One entry of an honest letter is replaced by anything: what is read has the right types, else an `InputError`."""
-    facts = Facts(1, True, [0, 1], [10, 12], ["a", "b"], ["site1"], [7], "ff", "1")
-    note = {**write_facts(facts).notes["facts"], data.draw(st.sampled_from(sorted(vars(facts)))): data.draw(NOTES)}
-    found = read_or_why(lambda: read_facts(Letter(notes={"facts": note})))
+def test_payloads_with_anything_in_them_are_read_or_refused(data: st.DataObject) -> None:
+    """One entry of an honest payload is replaced: what is read has the right types, else an `InputError`."""
+    info = SiteInfo(1, True, [0, 1], [10, 12], ["a", "b"], ["site1"], [7], "ff", "1")
+    note = {**write_info(info).notes["info"], data.draw(st.sampled_from(sorted(vars(info)))): data.draw(NOTES)}
+    found = read_or_why(lambda: read_info(Payload(notes={"info": note})))
     if isinstance(found, str):
         assert found.isprintable()
     else:
         assert all(type(size) is int and 0 < size < 2**31 for size in found.sizes)
         assert all(type(name) is str and name.isprintable() and len(name) <= 200 for name in found.classes)
     result = FitResult(0, 10, 3, 0.1, {"w": torch.ones(1)}, {}, {"c": {"w": torch.ones(1)}}, {"train/loss": 1.0})
-    letter = write_answer(Answer([result], {"": {"site1": (1, 2)}}))
-    name = data.draw(st.sampled_from(sorted(letter.notes)))
-    entry = data.draw(st.sampled_from(sorted(letter.notes[name])))
-    notes = {**letter.notes, name: {**letter.notes[name], entry: data.draw(NOTES)}}
-    answer = read_or_why(lambda: read_answer(Letter(letter.tensors, notes), [0], [""], ["train/loss"]))
+    payload = write_answer(Answer([result], {"": {"site1": (1, 2)}}))
+    name = data.draw(st.sampled_from(sorted(payload.notes)))
+    entry = data.draw(st.sampled_from(sorted(payload.notes[name])))
+    notes = {**payload.notes, name: {**payload.notes[name], entry: data.draw(NOTES)}}
+    answer = read_or_why(lambda: read_answer(Payload(payload.tensors, notes), [0], [""], ["train/loss"]))
     if isinstance(answer, str):
         assert answer.isprintable()
     else:
@@ -872,9 +875,9 @@ def test_a_site_that_is_not_as_listed_is_refused(roster: str, refusal: str | Non
 
 
 def test_a_site_with_more_clients_than_listed_is_refused() -> None:
-    facts = Facts(3, True, [0, 1], [5, 5], ["a"], ["site3"], [2], "ff", "1")
-    assert Member(clients=2).reason_refused(facts, "") is None
-    assert Member(clients=1).reason_refused(facts, "") == "site 3 says that it has 2 clients, the roster says 1."
+    info = SiteInfo(3, True, [0, 1], [5, 5], ["a"], ["site3"], [2], "ff", "1")
+    assert Member(clients=2).reason_refused(info, "") is None
+    assert Member(clients=1).reason_refused(info, "") == "site 3 says that it has 2 clients, the roster says 1."
 
 
 @pytest.mark.parametrize(
@@ -914,10 +917,10 @@ def test_flower_tells_the_keys_that_nodes_have_proved() -> None:
             return [NodeInfo(node_id=node, public_key=keys[node]) for node in self.get_node_ids()]
 
     grid = Known(make_client_app(config), on_grid(config, RUN, sites=2).contexts_config(), RUN)
-    assert FlowerMail(grid).nodes() == {100: line, 101: ""}
+    assert FlowerTransport(grid).nodes() == {100: line, 101: ""}
     said: list[str] = []
     roster = read_roster(write_roster(f"0: {{key: {line} of site 0}}\n1: {{key: {line}}}"))
-    Federation(FlowerMail(grid), 60, 0.01, said.append, roster).meet()
+    Federation(FlowerTransport(grid), 60, 0.01, said.append, roster).meet()
     assert said[0].startswith("site 0: 2 clients")
     assert said[1] == "node 101 cannot take part: site 1 has another key in the roster."
 
@@ -930,11 +933,11 @@ class Boastful(FakeGrid):
         self.tamper = self.boast
 
     def boast(self, message: Message, reply: Message) -> Message:
-        letter = from_records(reply.content)
-        if message.metadata.dst_node_id != max(self.contexts) or "facts" not in letter.notes:
+        payload = from_records(reply.content)
+        if message.metadata.dst_node_id != max(self.contexts) or "info" not in payload.notes:
             return reply
-        facts = {**letter.notes["facts"], "sizes": [2**31 - 1] * len(letter.notes["facts"]["sizes"])}
-        return Message(to_records(Letter({}, {**letter.notes, "facts": facts})), reply_to=message)
+        info = {**payload.notes["info"], "sizes": [2**31 - 1] * len(payload.notes["info"]["sizes"])}
+        return Message(to_records(Payload({}, {**payload.notes, "info": info})), reply_to=message)
 
 
 def test_a_site_that_claims_all_images_counts_for_ten_clients(capsys: pytest.CaptureFixture[str]) -> None:
@@ -965,34 +968,34 @@ def test_a_site_that_claims_all_images_counts_for_ten_clients(capsys: pytest.Cap
 
 
 def test_a_site_judges_by_the_images_that_it_said_it_holds_out() -> None:
-    mail = Silent()
-    runner, said = make_runner(mail)
+    transport = Silent()
+    runner, said = make_runner(transport)
     told: list[Evaluation] = []
     runner.evaluate({"": {"w": torch.ones(1)}}, {}, told.append)
-    mail.answers["2"] = write_answer(Answer([], {"": {"site0": (3000, 3000)}}))
-    mail.answers["3"] = write_answer(Answer([], {"": {"site1": (1, 4)}}))
+    transport.answers["2"] = write_answer(Answer([], {"": {"site0": (3000, 3000)}}))
+    transport.answers["3"] = write_answer(Answer([], {"": {"site1": (1, 4)}}))
     runner._experiment.data.domain_names = ("site0", "site1")
     runner.finish()
     assert math.isnan(told[0].scores[""].overall)
     assert told[0].scores[""].domains["site1"] == 0.25
-    assert "site 0 judged a model by other images than it said: it does not count" in said
+    assert "site 0 evaluated a model by other images than it said: it does not count" in said
 
 
 def test_a_site_that_claims_all_held_out_images_counts_for_ten_clients() -> None:
     """Two sites hold out 4 images, of which 1 is right; a third says 2,000,000, all right: they count as 40."""
 
     class Boasting(Silent):
-        def send(self, letters: Mapping[int, Letter], question: bool, seconds: float) -> dict[int, str]:
-            ids = super().send(letters, question, seconds)
+        def send(self, payloads: Mapping[int, Payload], question: bool, seconds: float) -> dict[int, str]:
+            ids = super().send(payloads, question, seconds)
             if question:
-                facts = Facts(2, True, [0], [5], ["a"], ["site2"], [2_000_000], "ff", "1")
-                self.answers[ids[2]] = write_facts(facts)
+                info = SiteInfo(2, True, [0], [5], ["a"], ["site2"], [2_000_000], "ff", "1")
+                self.answers[ids[2]] = write_info(info)
             return ids
 
-    def judged(roster: dict[int, Member] | None) -> tuple[Scores, list[str]]:
-        mail, said, told = Boasting(), list[str](), list[Evaluation]()
-        mail.present = {0, 1, 2}
-        federation = Federation(mail, 0.2, 0.01, said.append, roster)
+    def evaluated(roster: dict[int, Member] | None) -> tuple[Scores, list[str]]:
+        transport, said, told = Boasting(), list[str](), list[Evaluation]()
+        transport.present = {0, 1, 2}
+        federation = Federation(transport, 0.2, 0.01, said.append, roster)
         federation.gather(3)
         backend = SitesBackend()
         backend.federation = federation
@@ -1001,17 +1004,17 @@ def test_a_site_that_claims_all_held_out_images_counts_for_ten_clients() -> None
         with backend.open(run, ClientStates(Path("clients"))) as runner:
             runner.evaluate({"": {"w": torch.ones(1)}}, {}, told.append)
             for site, counts in enumerate([(1, 4), (1, 4), (2_000_000, 2_000_000)]):
-                mail.answers[str(3 + site)] = write_answer(Answer([], {"": {f"site{site}": counts}}))
+                transport.answers[str(3 + site)] = write_answer(Answer([], {"": {f"site{site}": counts}}))
             runner.finish()
         return told[0].scores[""], said
 
-    scores, said = judged(None)
+    scores, said = evaluated(None)
     assert scores.overall == pytest.approx(42 / 48)
     assert scores.domains == {"site0": 0.25, "site1": 0.25, "site2": 1.0}
     assert any(
         line.startswith("site 2 says it holds out 2000000 images and they count for 40, 10 times") for line in said
     )
-    scores, said = judged({0: Member(), 1: Member(), 2: Member(images=2_000_005)})
+    scores, said = evaluated({0: Member(), 1: Member(), 2: Member(images=2_000_005)})
     assert scores.overall == pytest.approx(2_000_002 / 2_000_008)
     assert not any("holds out" in line for line in said)
 
@@ -1023,52 +1026,52 @@ def test_a_site_cannot_change_what_it_said_when_a_run_is_continued() -> None:
         serve(config, Boastful(config, 4), {"resume": "flower"})
 
 
-def shorten(letter: Letter) -> Letter:
+def shorten(payload: Payload) -> Payload:
     """Send shorter update vectors, and weights of another shape."""
-    return Letter(
-        {group: {n: t.reshape(-1)[:3] for n, t in named.items()} for group, named in letter.tensors.items()},
-        letter.notes,
+    return Payload(
+        {group: {n: t.reshape(-1)[:3] for n, t in named.items()} for group, named in payload.tensors.items()},
+        payload.notes,
     )
 
 
-def boast(letter: Letter) -> Letter:
+def boast(payload: Payload) -> Payload:
     """Claim more right images than there are."""
     notes = {
         n: {**note, "right": [10**9] * len(note["right"])} if n.startswith("counts.") else note
-        for n, note in letter.notes.items()
+        for n, note in payload.notes.items()
     }
-    return Letter(letter.tensors, notes)
+    return Payload(payload.tensors, notes)
 
 
-def tell_metrics(letter: Letter) -> Letter:
+def tell_metrics(payload: Payload) -> Payload:
     """Tell metrics that are not its business, and such as are no numbers."""
     lies = {"test/acc": 1.0, "clients": 99.0, "train/loss": math.inf, "norm/client/c": math.nan, "norm/client/x": 1.0}
-    notes = {n: {**note, **lies} if n.endswith(".metrics") else note for n, note in letter.notes.items()}
-    return Letter(letter.tensors, notes)
+    notes = {n: {**note, **lies} if n.endswith(".metrics") else note for n, note in payload.notes.items()}
+    return Payload(payload.tensors, notes)
 
 
-LIES: dict[str, Callable[[Letter], Letter]] = {
+LIES: dict[str, Callable[[Payload], Payload]] = {
     "shorter": shorten,
-    "no tensors": lambda letter: Letter({}, letter.notes),
-    "no notes": lambda letter: Letter(letter.tensors, {}),
-    "nothing": lambda letter: Letter(),
+    "no tensors": lambda payload: Payload({}, payload.notes),
+    "no notes": lambda payload: Payload(payload.tensors, {}),
+    "nothing": lambda payload: Payload(),
     "boast": boast,
     "metrics": tell_metrics,
-    "other types": lambda letter: Letter(
-        {group: {n: t.half() for n, t in named.items()} for group, named in letter.tensors.items()}, letter.notes
+    "other types": lambda payload: Payload(
+        {group: {n: t.half() for n, t in named.items()} for group, named in payload.tensors.items()}, payload.notes
     ),
-    "long": lambda letter: Letter(
-        {g: {n: t * (9 if "upload.update" in g else 1) for n, t in ts.items()} for g, ts in letter.tensors.items()},
-        letter.notes,
+    "long": lambda payload: Payload(
+        {g: {n: t * (9 if "upload.update" in g else 1) for n, t in ts.items()} for g, ts in payload.tensors.items()},
+        payload.notes,
     ),
-    "complex": lambda letter: Letter(
-        {g: {n: t.to(torch.complex64) for n, t in named.items()} for g, named in letter.tensors.items()}, letter.notes
+    "complex": lambda payload: Payload(
+        {g: {n: t.to(torch.complex64) for n, t in named.items()} for g, named in payload.tensors.items()}, payload.notes
     ),
-    "integers": lambda letter: Letter(
-        {g: {n: t.long() if ".upload." in g else t for n, t in named.items()} for g, named in letter.tensors.items()},
-        letter.notes,
+    "integers": lambda payload: Payload(
+        {g: {n: t.long() if ".upload." in g else t for n, t in named.items()} for g, named in payload.tensors.items()},
+        payload.notes,
     ),
-    "texts": lambda letter: Letter({}, {name: {"x": "y"} for name in letter.notes}),
+    "texts": lambda payload: Payload({}, {name: {"x": "y"} for name in payload.notes}),
 }
 
 
@@ -1093,7 +1096,7 @@ def test_a_site_that_lies_does_no_harm(lie: str) -> None:
         "boast": ["4.0", "3.0"],
     }  # counts come with the second round's answer
     assert [row["clients"] for row in rows] == expected.get(lie, ["3.0", "3.0"])
-    honest = lie not in ("boast", "no notes", "nothing", "texts")  # its counts are; else not all have judged
+    honest = lie not in ("boast", "no notes", "nothing", "texts")  # its counts are; else not all have evaluated
     assert all(math.isnan(float(row["test/acc"])) != honest for row in rows[: 2 - (lie == "boast")])
     assert not any(float(row["test/acc"]) >= 1 for row in rows)
     assert {name for row in rows for name in row if name.startswith("norm/client/")} == {"norm/client/c"}

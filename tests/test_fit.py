@@ -23,7 +23,7 @@ from rich.console import Console
 from helpers import digits, experiment
 from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, ImageFolderDomains, TrainerOptions, fit
 from jdfl_lightning.cli import main
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import as_dict, parse_experiment, save_config, shipped_configs
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.storage.checkpoint import load_record
@@ -136,7 +136,7 @@ def test_test_command_gives_the_same_accuracies(capsys: pytest.CaptureFixture[st
 
 
 def test_the_score_alters_the_evaluation_alone(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One training, judged by max and by sum; `test` and `predict` take either, whatever the run's is."""
+    """One training, evaluated by max and by sum; `test` and `predict` take either, whatever the run's is."""
     largest = fit(experiment(run_dir="max", supervision="hard", lr=0.2))
     summed = fit(experiment(run_dir="sum", supervision="hard", lr=0.2, score="sum"))
     assert [row["train/loss"] for row in summed.rows] == [row["train/loss"] for row in largest.rows]
@@ -158,7 +158,7 @@ def test_the_score_alters_the_evaluation_alone(image_tree: Path, capsys: pytest.
         assert main([*command, f"{own} of {other}.csv", "--run", other, "--score", own]) == 0
         assert Path(f"{own}.csv").read_text() == Path(f"{own} of {other}.csv").read_text()
     assert load_model(Path("sum"), "best").header.score == "sum"
-    with pytest.raises(InputError, match="--score to be 'max'"):  # else its best round would be judged by two scores
+    with pytest.raises(InputError, match="--score to be 'max'"):  # else its best round would be evaluated by two scores
         fit(experiment(resume="max", supervision="hard", lr=0.2, rounds=3, score="sum"))
 
 
@@ -212,7 +212,7 @@ def test_frozen_layers_stay_and_are_saved(image_tree: Path) -> None:
     run = experiment(run_dir="run", rounds=1, backbone="helpers.frozen_net", algorithm=SCAFFOLD())
     fit(run)
     model = load_model(Path("run"), "last")
-    start, beside = Site(run).initial(3)
+    start, beside = Workspace(run).initial(3)
     assert set(beside) == {"backbone.0.0.weight", "backbone.0.0.bias"}
     assert all(torch.equal(model.buffers[name], tensor) for name, tensor in beside.items())
     assert not torch.equal(model.weights["backbone.1.0.weight"], start["backbone.1.0.weight"])
@@ -292,15 +292,15 @@ def test_two_rounds_on_real_office_caltech(real_data: Path, capsys: pytest.Captu
 
 
 def test_evaluation_every_few_rounds(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rounds 2, 4 and the last one are judged; what is trained is the same."""
+    """Rounds 2, 4 and the last one are evaluated; what is trained is the same."""
     with PlainDisplay(Console(width=200)) as display:
         run = fit(experiment(run_dir="seldom", rounds=5, evaluate_every=2), display)
     often = fit(experiment(run_dir="often", rounds=5))
-    judged = [row["round"] for row in run.rows if not math.isnan(row["test/acc"])]
-    assert judged == [2, 4, 5]
+    evaluated = [row["round"] for row in run.rows if not math.isnan(row["test/acc"])]
+    assert evaluated == [2, 4, 5]
     for row, full in zip(run.rows, often.rows, strict=True):
         assert row["train/loss"] == full["train/loss"]
-        if row["round"] in judged:
+        if row["round"] in evaluated:
             assert row["test/acc/ink"] == full["test/acc/ink"]
     assert run.best["test/acc"] == max(often.rows[i]["test/acc"] for i in (1, 3, 4))
     assert Path("seldom/last.safetensors").read_bytes() == Path("often/last.safetensors").read_bytes()

@@ -27,7 +27,7 @@ from jdfl_lightning import (
     discover_domains,
 )
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY
 from jdfl_lightning.core.seeding import torch_generator
@@ -90,11 +90,11 @@ def test_the_vectors_of_a_federated_run_to_the_bit(backbone: str) -> None:
     run = experiment(
         data=digits(6), backbone=backbone, num_domains=None, clustering=Clustering(epochs=2), seed_everything=3
     )
-    site = Site(run)
-    theta_0 = site.initial(1)
-    runner = LocalRunner(site, ClientStates(Path("clients")))
-    federated = collect_updates(run, runner, site, lambda *_: None, lambda *_: None)
-    module = copy.deepcopy(site.module(*theta_0))
+    workspace = Workspace(run)
+    theta_0 = workspace.initial(1)
+    runner = LocalRunner(workspace, ClientStates(Path("clients")))
+    federated = collect_updates(run, runner, workspace, lambda *_: None, lambda *_: None)
+    module = copy.deepcopy(workspace.module(*theta_0))
     loaders = {
         str(client): Pairs(
             run.data.client_loader(client, 0, run.batch_size, torch_generator(3, "shuffle", DISCOVERY, client))

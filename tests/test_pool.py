@@ -31,7 +31,7 @@ from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.backends.pool import _Process, best_workers, wait_for
 from jdfl_lightning.backends.worker import encode
 from jdfl_lightning.client.evaluation import Evaluation, Scores
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import Checkpointing
 from jdfl_lightning.core.errors import InputError, Note, StorageError
 from jdfl_lightning.core.messages import FitResult, FitTask
@@ -93,7 +93,7 @@ def test_a_client_that_workers_die_of_twice_is_absent() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_that_die_idle_are_replaced(workers: int) -> None:
     run = experiment(supervision="base")
-    weights, buffers = Site(run).initial(1)
+    weights, buffers = Workspace(run).initial(1)
     told: list[Evaluation] = []
     tasks = [FitTask(client, 1, 0, weights, buffers) for client in range(4)]
     with PoolBackend(workers=workers, threads=1).open(run, ClientStates(Path("clients"))) as runner:
@@ -134,7 +134,7 @@ def test_a_full_disk_at_a_worker_ends_the_run() -> None:
     Path("run/clients").touch()
     states = ClientStates(Path("run/clients"))
     run = experiment(algorithm=algorithms.SCAFFOLD(), supervision="base")
-    weights, buffers = Site(run).initial(1)
+    weights, buffers = Workspace(run).initial(1)
     task = FitTask(0, 1, 0, weights, buffers, run.algorithm.init_server(weights))
     for backend in (LocalBackend(), POOL):
         with backend.open(run, states) as runner, pytest.raises(StorageError, match="run/clients"):

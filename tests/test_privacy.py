@@ -28,7 +28,7 @@ from helpers import Watched, contents, digits, experiment, tiny_net
 from jdfl_lightning import Experiment, PrivateFedAvg, fit
 from jdfl_lightning.algorithms.privacy import KEY_BYTES, STEPS, gaussian, keyed_bytes, secret_sample, spent_epsilon
 from jdfl_lightning.cli import main
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import Checkpointing
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitFailure, FitResult, RoundContext
@@ -218,9 +218,9 @@ def test_a_repeated_round_has_the_same_noise_for_the_same_answers_alone() -> Non
 def watch(algorithm: PrivateFedAvg, folder: str, **changes: Any) -> Watched:
     """Run rounds with half of 4 clients; return what the clients were sent."""
     run = private(algorithm=algorithm, client_fraction=0.5, **changes)
-    site = Site(run)
-    weights, buffers = site.initial(1)
-    runner = Watched(site, ClientStates(Path(folder)))
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
+    runner = Watched(workspace, ClientStates(Path(folder)))
     run_rounds(run, runner, ServerState(0, weights, buffers, algorithm.init_server(weights)), Journal())
     return runner
 

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 
 from helpers import Lines, Mortal, Waiting, experiment, same, until
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, RayBackend, fit
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.errors import InputError, StorageError
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
@@ -91,7 +91,7 @@ class TestOnOneCluster:
 
     def test_failures_are_told(self) -> None:
         run = experiment(supervision="base", algorithm=Choosy())
-        weights, buffers = Site(run).initial(1)
+        weights, buffers = Workspace(run).initial(1)
         states = ClientStates(Path("run/clients"))
         with RayBackend(actors=1).open(run, states) as runner:
             good, bad = runner.fit([FitTask(client, 1, 0, weights, buffers) for client in range(2)])

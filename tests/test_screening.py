@@ -20,7 +20,7 @@ from helpers import Lines, experiment
 from jdfl_lightning import SCAFFOLD, FedAvg, FedProc, RobustFedAvg, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms import Algorithm, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.core.seeding import sample_clients
@@ -58,10 +58,10 @@ def play(tamper: Callable[[FitResult], FitResult | FitFailure], folder: str = "c
                 yield tamper(result) if isinstance(result, FitResult) else result
 
     run = experiment(supervision="base", **changes)
-    site, journal = Site(run), Refused()
-    weights, buffers = site.initial(1)
+    workspace, journal = Workspace(run), Refused()
+    weights, buffers = workspace.initial(1)
     state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
-    run_rounds(run, Tampering(site, ClientStates(Path(folder))), state, journal)
+    run_rounds(run, Tampering(workspace, ClientStates(Path(folder))), state, journal)
     return journal
 
 
@@ -172,7 +172,7 @@ class Undeclared(SCAFFOLD):
 
 
 def test_an_upload_that_nobody_declared_is_an_error() -> None:
-    """It is the algorithm's mistake and told at the first answer; in a federation it may be a site's lie."""
+    """It is the algorithm's mistake and told at the first answer; in a federation it may be a workspace's lie."""
     with pytest.raises(InputError, match=r"Expected Undeclared.upload_form to declare .* client 0 uploads 'c_moved'"):
         play(lambda r: r, algorithm=Undeclared())
     lie: Callable[[FitResult], FitResult] = lambda r: replace(r, upload={"x": {}}) if r.client == 0 else r  # noqa: E731
@@ -258,7 +258,7 @@ def test_what_is_not_trained_cannot_be_changed(backbone: str, reason: str, preci
     refusals = [line for line in said.said if "does not count" in line]
     assert [line.partition(" does")[0] for line in refusals] == ["round 1: client 1", "round 2: client 1"]
     assert all(re.search(reason, line) for line in refusals)
-    model, before = load_model(Path("run"), "last"), Site(run).initial(1)[1]
+    model, before = load_model(Path("run"), "last"), Workspace(run).initial(1)[1]
     if backbone == "frozen_net":
         for name, tensor in model.buffers.items():
             assert torch.equal(tensor, before[name].to(tensor.dtype))

@@ -178,7 +178,7 @@ def test_ctrl_c_ends_the_suite(capsys: pytest.CaptureFixture[str], monkeypatch: 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jdfl_lightning.server.rounds.judge", interrupt)
+    monkeypatch.setattr("jdfl_lightning.server.rounds.evaluate", interrupt)
     assert main(["suite", *COMMON, "--supervisions", "base", "--seeds", "0,1"]) == 130
     shown = capsys.readouterr()
     assert "go on with: the same command" in shown.out

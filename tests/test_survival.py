@@ -349,8 +349,8 @@ def _process(rank: int, folder: str, port: int) -> None:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message=".*sync_dist.*")
         tool.fit(module, loader, loader)
-        judged = _evaluate(module, tool)
-    torch.save((results, gradient, judged, module.state_dict()), f"{folder}/{rank}.pt")
+        evaluated = _evaluate(module, tool)
+    torch.save((results, gradient, evaluated, module.state_dict()), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -380,7 +380,7 @@ def test_gradients_of_two_processes_are_those_of_one(two_processes: list[Any]) -
 
 
 def test_a_trainer_with_two_processes(two_processes: list[Any]) -> None:
-    """Both end with the same weights, which one process judges in the same way."""
+    """Both end with the same weights, which one process evaluates in the same way."""
     (*_, first, weights), (*_, second, others) = two_processes
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     module = joint_module(RandomTargets(M))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from jdfl_lightning.client.evaluation import Evaluation
-from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
@@ -26,7 +26,7 @@ ATTEMPTS = 2
 
 
 class Runner(ABC):
-    """A backend that is ready: fits clients and judges models."""
+    """A backend that is ready: fits clients and evaluates models."""
 
     @abstractmethod
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
@@ -37,7 +37,7 @@ class Runner(ABC):
 
     @abstractmethod
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
-        """Judge models that share their buffers and tell the outcome: at once, or while later fits go on."""
+        """Evaluate models that share their buffers and tell the outcome: at once, or while later fits go on."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -65,15 +65,15 @@ def describe(error: Exception) -> str:
     return str(error) if isinstance(error, InputError) else "".join(traceback.format_exception(error)).strip()
 
 
-def fit_with_state(site: Site, states: ClientStates, task: FitTask) -> FitResult:
+def fit_with_state(workspace: Workspace, states: ClientStates, task: FitTask) -> FitResult:
     """Fit a client from the state it kept, and keep its new one."""
     known = states.recall(task.client, task.since) if task.since else None
-    result, state = fit_client(site, task, init_state(site, task) if known is None else known)
+    result, state = fit_client(workspace, task, init_state(workspace, task) if known is None else known)
     if result.keeps_state:
         states.save(task.client, task.round, state)
     return replace(result, note=RESET) if task.since and known is None else result
 
 
-def init_state(site: Site, task: FitTask) -> Record:
+def init_state(workspace: Workspace, task: FitTask) -> Record:
     """Return the state of a client that has none yet; Phase 1 knows no states."""
-    return {} if task.round == DISCOVERY else site.experiment.algorithm.init_client(task.weights)
+    return {} if task.round == DISCOVERY else workspace.experiment.algorithm.init_client(task.weights)

@@ -77,7 +77,7 @@ class Dispatcher(Runner):
         start: starts the worker of a place.
         wait: waits until some of the workers have a message, or are gone, and returns them.
         workers: number of places.
-        sizes: images of each client, by which the time of its fit is judged.
+        sizes: images of each client, by which the time of its fit is estimated.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Dispatcher(Runner):
         return places[:end] + sorted(places[end:], key=lambda place: -self._sizes[tasks[place].client])
 
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
-        """Judge the models in the next worker that is free, while others fit."""
+        """Evaluate the models in the next worker that is free, while others fit."""
 
         def failed(reason: str) -> None:
             raise InputError(f"Expected the round's model to be evaluated but {reason}")

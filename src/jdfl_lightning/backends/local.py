@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jdfl_lightning.backends.base import ATTEMPTS, Backend, Runner, describe, fit_with_state
 from jdfl_lightning.client.evaluation import Evaluation, evaluate
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
@@ -26,20 +26,22 @@ class LocalBackend(Backend):
     @contextmanager
     def open(self, experiment: Experiment, states: ClientStates) -> Iterator[Runner]:
         """Build one module and train every client with it."""
-        yield LocalRunner(Site(experiment), states)
+        yield LocalRunner(Workspace(experiment), states)
 
 
 class LocalRunner(Runner):
     """One module for everything.
 
     Args:
-        site: the data and the module.
+        workspace: the data and the module.
         states: where clients keep what they remember.
         describe: makes the reason of a failure out of what a fit raised.
     """
 
-    def __init__(self, site: Site, states: ClientStates, describe: Callable[[Exception], str] = describe) -> None:
-        self._site, self._states, self._describe = site, states, describe
+    def __init__(
+        self, workspace: Workspace, states: ClientStates, describe: Callable[[Exception], str] = describe
+    ) -> None:
+        self._workspace, self._states, self._describe = workspace, states, describe
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
         """Fit one client after the other."""
@@ -49,7 +51,7 @@ class LocalRunner(Runner):
     def _try(self, task: FitTask) -> FitResult | FitFailure:
         for _ in range(ATTEMPTS):
             try:
-                return fit_with_state(self._site, self._states, task)
+                return fit_with_state(self._workspace, self._states, task)
             except StorageError:  # not the client's fault: a full disk is everybody's
                 raise
             except Exception as error:  # whatever a user's algorithm, network or data raises
@@ -57,8 +59,8 @@ class LocalRunner(Runner):
         return FitFailure(task.client, reason)
 
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
-        """Judge the models now."""
-        done(evaluate(self._site, models, buffers))
+        """Evaluate the models now."""
+        done(evaluate(self._workspace, models, buffers))
 
     def finish(self) -> None:
         """Nothing is ever left to wait for."""

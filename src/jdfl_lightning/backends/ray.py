@@ -22,7 +22,7 @@ from jdfl_lightning.backends.base import RESET, Backend, Runner, describe, fit_w
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, without_images
 from jdfl_lightning.client.evaluation import evaluate
-from jdfl_lightning.client.fit import Site, fit_client
+from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.core.errors import InputError, Note, require, require_types, without_stop
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY, FitTask
@@ -135,7 +135,7 @@ def _marked(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 class Clients:
-    """An actor: has its site built once, then fits and evaluates what it is sent."""
+    """An actor: has its workspace built once, then fits and evaluates what it is sent."""
 
     def enter(self, path: list[str]) -> None:
         """Let what the server can import be found here too, where there is such a folder."""
@@ -144,7 +144,7 @@ class Clients:
     def prepare(
         self, experiment: Experiment, images: np.ndarray, threads: int, folder: Path, marker: Path, secret: str
     ) -> bool | str:
-        """Build the site; return whether this actor can read and write clients' states, or why it is of no use."""
+        """Build the workspace; return whether this actor can read and write clients' states, or why it is of no use."""
         try:
             return self._prepare(experiment, images, threads, folder, marker, secret)
         except Exception as error:
@@ -157,7 +157,7 @@ class Clients:
         reuse_memory()
         warnings.simplefilter("ignore")
         experiment.data.images = torch.from_numpy(images)  # shared by the actors of a machine, and read-only
-        self._site = Site(experiment)
+        self._workspace = Workspace(experiment)
         self._common: tuple[Any, dict[str, Any]] | None = None
         try:
             shared = marker.read_text() == secret
@@ -179,14 +179,14 @@ class Clients:
 
     def _do(self, kind: str, content: Any, common: list[Any], state: bytes | None) -> tuple[str, Any, Record | None]:
         if kind == "evaluate":
-            return "done", evaluate(self._site, **content), None
+            return "done", evaluate(self._workspace, **content), None
         if self._common is None or self._common[0] != common[0]:
             self._common = common[0], pickle.loads(_import_ray().get(common[0]))
         task: FitTask = replace(content, **self._common[1])
         if self._states is not None:
-            return "done", fit_with_state(self._site, self._states, task), None
-        known = init_state(self._site, task) if state is None else pickle.loads(state)
-        result, after = fit_client(self._site, task, known)
+            return "done", fit_with_state(self._workspace, self._states, task), None
+        known = init_state(self._workspace, task) if state is None else pickle.loads(state)
+        result, after = fit_client(self._workspace, task, known)
         return "done", result, after if result.keeps_state else None
 
 

@@ -1,4 +1,4 @@
-"""A worker of the pool: a process that builds its site once, then fits and evaluates what it is sent."""
+"""A worker of the pool: a process that builds its workspace once, then fits and evaluates what it is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from jdfl_lightning.backends.base import describe, fit_with_state
 from jdfl_lightning.backends.local import LocalBackend
 from jdfl_lightning.client.evaluation import evaluate
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.data.base import no_progress
@@ -118,7 +118,7 @@ def _answer(connection: Connection, parcel: Parcel) -> None:
     if isinstance(file.file, int):
         file = replace(file, file=recv_handle(connection))
     parcel.experiment.data.images = file.map()
-    site = Site(parcel.experiment)
+    workspace = Workspace(parcel.experiment)
     common: dict[str, Any] = {}
     while True:
         kind, content = _next(connection)
@@ -127,9 +127,9 @@ def _answer(connection: Connection, parcel: Parcel) -> None:
             continue
         try:
             if kind == "fit":
-                message: object = ("done", fit_with_state(site, parcel.states, replace(content, **common)))
+                message: object = ("done", fit_with_state(workspace, parcel.states, replace(content, **common)))
             else:
-                message = ("done", evaluate(site, **content))
+                message = ("done", evaluate(workspace, **content))
         except Exception as error:
             message = failure(error)
         _send(connection, message)
@@ -153,6 +153,6 @@ def serve(connection: Connection, path: list[str], environment: dict[str, str], 
     reuse_memory()
     try:
         _answer(connection, pickle.loads(parcel))
-    except Exception as error:  # the settings cannot be read here, the site cannot be built
+    except Exception as error:  # the settings cannot be read here, the workspace cannot be built
         _send(connection, ("unusable", describe(error)))
     _next(connection)

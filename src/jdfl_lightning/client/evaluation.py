@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import lightning.pytorch as pl
 import torch
 
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import quiet, silent_trainer
 from jdfl_lightning.core.tensors import Tensors
@@ -28,7 +28,7 @@ class Scores:
 
     @classmethod
     def unknown(cls, domains: Sequence[str]) -> Scores:
-        """Return the scores of a model that nobody has judged: NaN."""
+        """Return the scores of a model that nobody has evaluated: NaN."""
         return cls(float("nan"), {name: float("nan") for name in domains})
 
     @classmethod
@@ -44,7 +44,7 @@ class Scores:
 
     @property
     def worst(self) -> float:
-        """Accuracy of the worst domain; NaN if not all were judged."""
+        """Accuracy of the worst domain; NaN if not all were evaluated."""
         return float("nan") if math.isnan(self.overall) else min(self.domains.values())
 
     def as_metrics(self) -> dict[str, float]:
@@ -61,10 +61,10 @@ class Evaluation:
     seconds: float
 
 
-def evaluate(site: Site, models: Mapping[str, Tensors], buffers: Tensors) -> Evaluation:
+def evaluate(workspace: Workspace, models: Mapping[str, Tensors], buffers: Tensors) -> Evaluation:
     """Test models that share their buffers on every domain's held-out images."""
     start = time.perf_counter()
-    scores = {name: Scores.of(count(site, weights, buffers)) for name, weights in models.items()}
+    scores = {name: Scores.of(count(workspace, weights, buffers)) for name, weights in models.items()}
     return Evaluation(scores, time.perf_counter() - start)
 
 
@@ -81,10 +81,10 @@ class _TakeDown(pl.Callback):
         self.counts = list(zip(right, seen, strict=True))
 
 
-def count(site: Site, weights: Tensors, buffers: Tensors) -> Counts:
+def count(workspace: Workspace, weights: Tensors, buffers: Tensors) -> Counts:
     """Test a model on the held-out images that are here."""
-    module, taken = site.module(weights, buffers), _TakeDown()
+    module, taken = workspace.module(weights, buffers), _TakeDown()
     with quiet():
-        trainer = silent_trainer(site.experiment.trainer, callbacks=[taken])
-        trainer.test(module, site.data.test_dataloader(), verbose=False)
-    return dict(zip(site.data.domain_names, taken.counts, strict=True))
+        trainer = silent_trainer(workspace.experiment.trainer, callbacks=[taken])
+        trainer.test(module, workspace.data.test_dataloader(), verbose=False)
+    return dict(zip(workspace.data.domain_names, taken.counts, strict=True))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
 
-class Site:
-    """What a process needs to train or judge a model, built once: the data and one module.
+class Workspace:
+    """What a process needs to train or evaluate a model, built once: the data and one module.
 
     Args:
         experiment: the run's settings; its data has been loaded and dealt out.
@@ -122,26 +122,26 @@ def train(
     return snapshot({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
 
 
-def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Record]:
+def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitResult, Record]:
     """Train one client from the server's weights.
 
     Args:
-        site: this process's data and module.
+        workspace: this process's data and module.
         task: what the server sent.
         state: what the client kept from its last participation.
 
     Returns:
         The client's answer and its new state; everything random in it is a function of (seed, round, client).
     """
-    experiment = site.experiment
+    experiment = workspace.experiment
     discovering = task.round == DISCOVERY
-    number = task.client - site.first  # among those that are here
-    if len(site.data.partition.clients[number]) == 0:
+    number = task.client - workspace.first  # among those that are here
+    if len(workspace.data.partition.clients[number]) == 0:
         raise PublicError(
             f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
             "lower --data.num_clients."
         )
-    module = site.module(task.weights, task.buffers, _targets(task, draw=experiment.supervision == "random"))
+    module = workspace.module(task.weights, task.buffers, _targets(task, draw=experiment.supervision == "random"))
     if discovering:
         names = select_parameters(module, experiment.clustering.layers)
         update: LocalUpdate = (
@@ -155,7 +155,7 @@ def fit_client(site: Site, task: FitTask, state: Record) -> tuple[FitResult, Rec
         update = experiment.algorithm.local(task, state)
         epochs, batch_size = experiment.epochs, experiment.batch_size
     shuffle = torch_generator(task.seed, "shuffle", *task.where)
-    loader = site.data.client_loader(number, max(task.domain, 0), batch_size, shuffle)
+    loader = workspace.data.client_loader(number, max(task.domain, 0), batch_size, shuffle)
     module.generator = torch_generator(task.seed, "targets", *task.where)
     module.loss_term = update.loss
     try:

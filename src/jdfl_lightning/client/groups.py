@@ -19,7 +19,7 @@ from jdfl_lightning.client.fit import train
 from jdfl_lightning.client.probe import DiscoveryProbe
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.clusters import Criterion, PseudoDomains, cluster, project
-from jdfl_lightning.clustering.updates import Updates, flaw
+from jdfl_lightning.clustering.updates import Updates, reason_unusable
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY, FitTask
 from jdfl_lightning.core.seeding import derive_seed
@@ -120,7 +120,7 @@ def discover_domains(
         with _own_randomness(loader, derive_seed(seed, "group", number)):
             weights = train(copy.deepcopy(module), loader, probe, epochs, trainer or TrainerOptions())
         update = probe.report(weights)[0]["update"]["u"]
-        problem = flaw(update) if probe.num_steps else "it has no batch"
+        problem = reason_unusable(update) if probe.num_steps else "it has no batch"
         if problem is not None:
             raise InputError(f"Expected every group to give an update but {name!r} does not: {problem}.")
         vectors.append(update)

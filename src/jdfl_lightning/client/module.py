@@ -40,7 +40,7 @@ def _with_domains(batch: Batch, needed: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class JointModule(pl.LightningModule):
-    """A backbone with a joint head, trained on soft joint targets and judged by the class alone.
+    """A backbone with a joint head, trained on soft joint targets and evaluated by the class alone.
 
     Batches are (images, labels, domains). In training the domains choose the targets; in a test they only name the
     groups that accuracy is reported for. Where there is nothing to choose (one domain, random targets, validation)

@@ -31,10 +31,10 @@ def update_vector(before: Tensors, after: Tensors, names: Sequence[str]) -> Tens
     return unit(flatten(sub({name: after[name] for name in names}, before)))
 
 
-def flaw(update: Tensor) -> str | None:
+def reason_unusable(update: Tensor) -> str | None:
     """Return why an update vector cannot be used; nothing if it can.
 
-    >>> flaw(torch.tensor([0.6, 0.8])), flaw(torch.zeros(2))
+    >>> reason_unusable(torch.tensor([0.6, 0.8])), reason_unusable(torch.zeros(2))
     (None, 'its update is zero')
     """
     if not torch.isfinite(update).all():

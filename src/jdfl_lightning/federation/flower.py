@@ -19,10 +19,10 @@ from torch import Tensor
 
 from jdfl_lightning.backends.base import describe
 from jdfl_lightning.config import parse_experiment
-from jdfl_lightning.federation.members import Mail
+from jdfl_lightning.federation.members import Transport
 from jdfl_lightning.federation.server import fit_federation
 from jdfl_lightning.federation.site import SiteWorker, discreet
-from jdfl_lightning.federation.wire import Letter, write_facts
+from jdfl_lightning.federation.wire import Payload, write_info
 from jdfl_lightning.report.run import run_table
 from jdfl_lightning.ui.display import open_display
 
@@ -47,7 +47,7 @@ def make_server_app(config: str | Path) -> ServerApp:
         experiment = parse_experiment("flwr run", arguments(config, context.run_config))
         console = Console(width=120)
         with open_display(console) as display:
-            run = fit_federation(experiment, FlowerMail(grid), display)
+            run = fit_federation(experiment, FlowerTransport(grid), display)
         console.print(run_table(run))
         console.print(f"run folder: {run.folder.absolute()}", highlight=False, soft_wrap=True)
 
@@ -63,21 +63,21 @@ def make_client_app(config: str | Path) -> ClientApp:
     app = ClientApp()
     workers: dict[str, SiteWorker] = {}  # one, for as long as the process lives
 
-    def reply(message: Message, context: Context, work: Callable[[SiteWorker], Letter]) -> Message:
+    def reply(message: Message, context: Context, work: Callable[[SiteWorker], Payload]) -> Message:
         key = json.dumps([dict(context.run_config), dict(context.node_config)], sort_keys=True)
         try:
             if key not in workers:
                 workers.clear()
                 workers[key] = SiteWorker(arguments(config, context.run_config, at_site=True), context.node_config)
-            letter = work(workers[key])
+            payload = work(workers[key])
         except Exception as error:  # said in words: what Flower tells of an exception is no use to the server's user
-            letter = Letter(notes={"error": {"reason": discreet(error)}})
+            payload = Payload(notes={"error": {"reason": discreet(error)}})
             _LOG.error(describe(error))
-        return Message(to_records(letter), reply_to=message)
+        return Message(to_records(payload), reply_to=message)
 
     @app.query()
     def introduce(message: Message, context: Context) -> Message:
-        return reply(message, context, lambda worker: write_facts(worker.facts))
+        return reply(message, context, lambda worker: write_info(worker.info))
 
     @app.train()
     def work(message: Message, context: Context) -> Message:
@@ -100,8 +100,8 @@ def arguments(config: str | Path, run_config: Mapping[str, Any], at_site: bool =
     return given
 
 
-class FlowerMail(Mail):
-    """Letters as messages on a Flower grid.
+class FlowerTransport(Transport):
+    """Payloads as messages on a Flower grid.
 
     Args:
         grid: Flower's.
@@ -114,19 +114,19 @@ class FlowerMail(Mail):
         """Return the SuperNodes that are there; their keys are proved if the SuperLink authenticates SuperNodes."""
         return {node.node_id: _ssh_key(node.public_key) for node in self._grid.get_nodes()}
 
-    def send(self, letters: Mapping[int, Letter], question: bool, seconds: float) -> dict[int, str]:
+    def send(self, payloads: Mapping[int, Payload], question: bool, seconds: float) -> dict[int, str]:
         """Push a message for each node that takes one; what they have in common is converted, and pushed, once."""
         known: dict[int, ArrayRecord] = {}
         kind = MessageType.QUERY if question else MessageType.TRAIN
-        messages = [Message(to_records(letter, known), node, kind, ttl=seconds) for node, letter in letters.items()]
+        messages = [Message(to_records(payload, known), node, kind, ttl=seconds) for node, payload in payloads.items()]
         ids = self._grid.push_messages(messages)
-        return {node: letter for node, letter in zip(letters, ids, strict=True) if letter}
+        return {node: payload for node, payload in zip(payloads, ids, strict=True) if payload}
 
-    def receive(self, ids: Iterable[str]) -> dict[str, Letter | str]:
+    def receive(self, ids: Iterable[str]) -> dict[str, Payload | str]:
         """Pull what has come, matched by the message it answers: a node that died answers under another's name."""
-        found: dict[str, Letter | str] = {}
+        found: dict[str, Payload | str] = {}
         for message in self._grid.pull_messages(list(ids)):
-            answer: Letter | str
+            answer: Payload | str
             if message.has_error():
                 answer = f"Flower says: {message.error.reason or 'error'} (code {message.error.code})"
             else:
@@ -148,16 +148,16 @@ def _ssh_key(pem: bytes) -> str:
         return ""
 
 
-def to_records(letter: Letter, known: dict[int, ArrayRecord] | None = None) -> RecordDict:
-    """Return a letter as Flower's records: an ArrayRecord for a group of tensors, a ConfigRecord for a note.
+def to_records(payload: Payload, known: dict[int, ArrayRecord] | None = None) -> RecordDict:
+    """Return a payload as Flower's records: an ArrayRecord for a group of tensors, a ConfigRecord for a note.
 
     Args:
-        letter: groups of tensors, and notes.
-        known: groups that other letters share, by identity.
+        payload: groups of tensors, and notes.
+        known: groups that other payloads share, by identity.
     """
     known = {} if known is None else known
-    records: dict[str, Any] = {f"note.{name}": ConfigRecord(dict(note)) for name, note in letter.notes.items()}
-    for group, tensors in letter.tensors.items():
+    records: dict[str, Any] = {f"note.{name}": ConfigRecord(dict(note)) for name, note in payload.notes.items()}
+    for group, tensors in payload.tensors.items():
         if tensors:
             if id(tensors) not in known:
                 known[id(tensors)] = ArrayRecord({name: _to_array(tensor) for name, tensor in tensors.items()})
@@ -165,14 +165,14 @@ def to_records(letter: Letter, known: dict[int, ArrayRecord] | None = None) -> R
     return RecordDict(records)
 
 
-def from_records(records: RecordDict) -> Letter:
-    """Return Flower's records as a letter."""
+def from_records(records: RecordDict) -> Payload:
+    """Return Flower's records as a payload."""
     tensors = {
         group.removeprefix("tensors."): {name: _to_tensor(array) for name, array in arrays.items()}
         for group, arrays in records.array_records.items()
     }
     notes = {name.removeprefix("note."): dict(note) for name, note in records.config_records.items()}
-    return Letter(tensors, notes)
+    return Payload(tensors, notes)
 
 
 def _to_array(tensor: Tensor) -> Array:

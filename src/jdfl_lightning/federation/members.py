@@ -1,4 +1,4 @@
-"""The sites of a federation: who they are, at which node each is, and how letters reach them."""
+"""The sites of a federation: who they are, at which node each is, and how payloads reach them."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from dataclasses import replace
 
 from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.federation.roster import Member
-from jdfl_lightning.federation.wire import Facts, Letter, read_facts
+from jdfl_lightning.federation.wire import Payload, SiteInfo, read_info
 
 _AGAIN = 60.0
 """Seconds after which a node that cannot take part is asked again who it is."""
 
 
-class Mail(ABC):
-    """How letters travel to nodes and back."""
+class Transport(ABC):
+    """How payloads travel to nodes and back."""
 
     @abstractmethod
     def nodes(self) -> Mapping[int, str]:
         """Return the nodes that are there: ids, each with the public key that it has proved, or an empty text."""
 
     @abstractmethod
-    def send(self, letters: Mapping[int, Letter], question: bool, seconds: float) -> dict[int, str]:
-        """Send a letter to each node; return its id for each.
+    def send(self, payloads: Mapping[int, Payload], question: bool, seconds: float) -> dict[int, str]:
+        """Send a payload to each node; return its id for each.
 
         Args:
-            letters: by node.
+            payloads: by node.
             question: whether nodes are asked who they are, instead of to work.
-            seconds: until the letters expire.
+            seconds: until the payloads expire.
         """
 
     @abstractmethod
-    def receive(self, ids: Iterable[str]) -> dict[str, Letter | str]:
-        """Return the answers to some letters that have come by now, or why there is none; by the letters' ids."""
+    def receive(self, ids: Iterable[str]) -> dict[str, Payload | str]:
+        """Return the answers to some payloads that have come by now, or why there is none; by the payloads' ids."""
 
 
 class Federation:
     """The sites of a run: who they are, at which node each is, and what they have been asked.
 
     Args:
-        mail: how they are reached.
+        transport: how they are reached.
         timeout: seconds that a node has for an answer.
         poll: seconds from one look for answers to the next.
         say: tells the user.
@@ -50,36 +50,36 @@ class Federation:
 
     def __init__(
         self,
-        mail: Mail,
+        transport: Transport,
         timeout: float,
         poll: float,
         say: Callable[[str], None],
         roster: Mapping[int, Member] | None = None,
     ) -> None:
-        self.mail, self.timeout, self.poll, self.say, self.roster = mail, timeout, poll, say, roster
+        self.transport, self.timeout, self.poll, self.say, self.roster = transport, timeout, poll, say, roster
         self.limited = {site for site, member in (roster or {}).items() if member.images is not None}
         """Sites whose number of images the roster limits."""
-        self.sites: dict[int, Facts] = {}
+        self.sites: dict[int, SiteInfo] = {}
         """What each site said of itself."""
         self._met: dict[int, int] = {}
         """The site at each node that has said who it is, in the order that they did."""
         self._asked: dict[str, int] = {}
-        """The nodes that were asked who they are, by the letter."""
+        """The nodes that were asked who they are, by the payload."""
         self._not_before: dict[int, float] = {}
         """When nodes that cannot take part may be asked again."""
         self._late: dict[int, tuple[str, float]] = {}
-        """The letter that a node did not answer in time, and until when that may still come."""
+        """The payload that a node did not answer in time, and until when that may still come."""
         self._node_of: dict[int, int] = {}
         self._gathering: int | None = None
         """Clients that are waited for, before the run begins."""
         self._begun = False
 
-    def gather(self, num_clients: int) -> list[Facts]:
+    def gather(self, num_clients: int) -> list[SiteInfo]:
         """Wait until the sites of all clients are there; return what they say, in the order of their numbers."""
         self._gathering = num_clients
         self.meet()
         told = -1
-        while (found := sum(len(facts.clients) for facts in self.sites.values())) < num_clients:
+        while (found := sum(len(info.clients) for info in self.sites.values())) < num_clients:
             if found != told:
                 self.say(f"waiting for sites: {found} of {num_clients} clients are there")
                 told = found
@@ -99,68 +99,68 @@ class Federation:
 
     def meet(self) -> None:
         """Look who is there, ask nodes that are new who they are, and hear those that were asked."""
-        present, now = self.mail.nodes(), time.monotonic()
+        present, now = self.transport.nodes(), time.monotonic()
         if self._late:
-            come = self.mail.receive([letter for letter, _ in self._late.values()])
-            late = {node: (letter, until) for node, (letter, until) in self._late.items() if letter not in come}
-            self._late = {node: (letter, until) for node, (letter, until) in late.items() if until > now}
+            come = self.transport.receive([payload for payload, _ in self._late.values()])
+            late = {node: (payload, until) for node, (payload, until) in self._late.items() if payload not in come}
+            self._late = {node: (payload, until) for node, (payload, until) in late.items() if until > now}
         new = set(present) - {*self._met, *self._asked.values()}
         new = {node for node in new if self._not_before.get(node, now) <= now}
-        sent = self.mail.send({node: Letter() for node in sorted(new)}, True, self.timeout) if new else {}
-        self._asked |= {letter: node for node, letter in sent.items()}
-        for letter, answer in self.mail.receive(list(self._asked)).items() if self._asked else ():
-            node = self._asked.pop(letter)
+        sent = self.transport.send({node: Payload() for node in sorted(new)}, True, self.timeout) if new else {}
+        self._asked |= {payload: node for node, payload in sent.items()}
+        for payload, answer in self.transport.receive(list(self._asked)).items() if self._asked else ():
+            node = self._asked.pop(payload)
             try:
                 if isinstance(answer, str):
                     raise InputError(answer)
-                self._enter(node, read_facts(answer), present)
+                self._enter(node, read_info(answer), present)
             except InputError as error:
                 self._not_before[node] = time.monotonic() + _AGAIN
                 self.say(f"node {node} cannot take part: {plain(str(error))}")
-        self._asked = {letter: node for letter, node in self._asked.items() if node in present}
+        self._asked = {payload: node for payload, node in self._asked.items() if node in present}
         if self._gathering is not None:  # a site that has gone may come back as another
             self._met = {node: site for node, site in self._met.items() if node in present}
-            self.sites = {site: facts for site, facts in self.sites.items() if site in self._met.values()}
+            self.sites = {site: info for site, info in self.sites.items() if site in self._met.values()}
         self._node_of = {site: node for node, site in self._met.items() if node in present}  # the newest, if several
 
-    def _enter(self, node: int, facts: Facts, present: Mapping[int, str]) -> None:
+    def _enter(self, node: int, info: SiteInfo, present: Mapping[int, str]) -> None:
         """Take in a site, unless it is not on the roster or does not fit those that are there."""
         if self.roster is not None:
-            if facts.site not in self.roster:
-                raise InputError(f"site {facts.site} is not on the roster.")
-            if reason := self.roster[facts.site].reason_refused(facts, present.get(node, "")):
+            if info.site not in self.roster:
+                raise InputError(f"site {info.site} is not on the roster.")
+            if reason := self.roster[info.site].reason_refused(info, present.get(node, "")):
                 raise InputError(reason)
-        taken = [other for other, site in self._met.items() if site == facts.site and other in {*present} - {node}]
+        taken = [other for other, site in self._met.items() if site == info.site and other in {*present} - {node}]
         if taken:
-            raise InputError(f"site {facts.site} is there already, as node {taken[0]}: look at partition-id.")
-        if not facts.own and self._gathering is not None and max(facts.clients) >= self._gathering:
-            raise InputError(f"it has a client {max(facts.clients)} but there are {self._gathering}.")
-        before = self.sites.get(facts.site)
+            raise InputError(f"site {info.site} is there already, as node {taken[0]}: look at partition-id.")
+        if not info.own and self._gathering is not None and max(info.clients) >= self._gathering:
+            raise InputError(f"it has a client {max(info.clients)} but there are {self._gathering}.")
+        before = self.sites.get(info.site)
         if before is None and self._begun:
-            raise InputError(f"site {facts.site} comes too late: the run has begun without it.")
-        if before is not None and replace(before, version="") != replace(facts, version=""):
-            raise InputError(f"site {facts.site} had other clients or images, or its number is taken.")
+            raise InputError(f"site {info.site} comes too late: the run has begun without it.")
+        if before is not None and replace(before, version="") != replace(info, version=""):
+            raise InputError(f"site {info.site} had other clients or images, or its number is taken.")
         for other in self.sites.values():
-            if (other.classes, other.own) != (facts.classes, facts.own):
-                raise InputError(f"its classes {facts.classes} are not those of site {other.site}, {other.classes}.")
-            if not facts.own and other.site != facts.site and set(other.clients) & set(facts.clients):
+            if (other.classes, other.own) != (info.classes, info.own):
+                raise InputError(f"its classes {info.classes} are not those of site {other.site}, {other.classes}.")
+            if not info.own and other.site != info.site and set(other.clients) & set(info.clients):
                 raise InputError(f"it has clients that site {other.site} has too: look at num-partitions.")
-            if not facts.own and other.fingerprint != facts.fingerprint:
+            if not info.own and other.fingerprint != info.fingerprint:
                 raise InputError(f"its copy of the data set is not that of site {other.site}.")
-        if others := [other for other in self.sites.values() if other.version != facts.version]:
-            self.say(f"site {facts.site} has {facts.version}, site {others[0].site} {others[0].version}")
-        self.sites[facts.site] = facts
+        if others := [other for other in self.sites.values() if other.version != info.version]:
+            self.say(f"site {info.site} has {info.version}, site {others[0].site} {others[0].version}")
+        self.sites[info.site] = info
         self._met.pop(node, None)
-        self._met[node] = facts.site
-        self.say(f"site {facts.site}: {len(facts.clients)} clients, {sum(facts.sizes)} images to train on")
+        self._met[node] = info.site
+        self.say(f"site {info.site}: {len(info.clients)} clients, {sum(info.sizes)} images to train on")
 
-    def hear(self, node: int, letter: str, until: float) -> Letter | str:
-        """Wait for the answer to a letter; return it, or why there is none."""
+    def hear(self, node: int, payload: str, until: float) -> Payload | str:
+        """Wait for the answer to a payload; return it, or why there is none."""
         while True:
-            if letter in (come := self.mail.receive([letter])):
-                answer = come[letter]
+            if payload in (come := self.transport.receive([payload])):
+                answer = come[payload]
                 return plain(answer) if isinstance(answer, str) else answer
             if time.monotonic() > until:
-                self._late[node] = letter, until + self.timeout
+                self._late[node] = payload, until + self.timeout
                 return f"its site did not answer within {self.timeout:g} s"
             time.sleep(self.poll)

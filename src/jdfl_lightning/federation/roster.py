@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import checked, read_settings
-from jdfl_lightning.federation.wire import Facts
+from jdfl_lightning.federation.wire import SiteInfo
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -28,15 +28,15 @@ class Member:
     images: Annotated[int, Field(ge=1)] | None = None
     """The most images that it has, to train and to test on."""
 
-    def reason_refused(self, facts: Facts, key: str) -> str | None:
+    def reason_refused(self, info: SiteInfo, key: str) -> str | None:
         """Return why a site that says this of itself, at a node with this key, is not the one listed; or nothing."""
         if self.key is not None and _parts(key) != _parts(self.key):
-            return f"site {facts.site} has another key in the roster."
-        claims = {"clients": len(facts.clients), "images": sum(facts.sizes) + sum(facts.held)}
+            return f"site {info.site} has another key in the roster."
+        claims = {"clients": len(info.clients), "images": sum(info.sizes) + sum(info.held)}
         for what, claim in claims.items():
             most = getattr(self, what)
             if most is not None and claim > most:
-                return f"site {facts.site} says that it has {claim} {what}, the roster says {most}."
+                return f"site {info.site} says that it has {claim} {what}, the roster says {most}."
         return None
 
 
@@ -73,7 +73,7 @@ def capped(sizes: Sequence[int], listed: Sequence[bool], multiple: float) -> lis
     return [size if known else min(size, most) for size, known in zip(sizes, listed, strict=True)]
 
 
-def capped_held(sites: Sequence[Facts], listed: Collection[int], multiple: float) -> dict[int, int]:
+def capped_held(sites: Sequence[SiteInfo], listed: Collection[int], multiple: float) -> dict[int, int]:
     """Return for how many held-out images each site counts: those it says, but no more than a multiple of the median.
 
     The median is that of all clients, each with an equal part of its site's; sites that hold out none do not move it.
@@ -83,10 +83,10 @@ def capped_held(sites: Sequence[Facts], listed: Collection[int], multiple: float
         listed: the sites whose number of images the roster has, which is limit enough.
         multiple: of the median, for each client of a site.
     """
-    told = {facts.site: sum(facts.held) for facts in sites}
-    parts = [told[facts.site] / len(facts.clients) for facts in sites for _ in facts.clients if told[facts.site]]
+    told = {info.site: sum(info.held) for info in sites}
+    parts = [told[info.site] / len(info.clients) for info in sites for _ in info.clients if told[info.site]]
     most = multiple * statistics.median_low(parts) if parts else 0.0
     return {
-        facts.site: told[facts.site] if facts.site in listed else min(told[facts.site], int(most * len(facts.clients)))
-        for facts in sites
+        info.site: told[info.site] if info.site in listed else min(told[info.site], int(most * len(info.clients)))
+        for info in sites
     }

@@ -21,15 +21,15 @@ from jdfl_lightning.core.files import checked, read_json, write_whole
 from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.base import Roster
-from jdfl_lightning.federation.members import Federation, Mail
+from jdfl_lightning.federation.members import Federation, Transport
 from jdfl_lightning.federation.roster import capped, capped_held, read_roster
 from jdfl_lightning.federation.wire import (
     Answer,
-    Letter,
-    Orders,
+    Payload,
     Request,
+    RequestHeader,
     read_answer,
-    write_orders,
+    write_header,
     write_request,
 )
 from jdfl_lightning.server.resume import find_run, fixed_settings
@@ -86,22 +86,22 @@ class SitesBackend(Backend):
         yield SitesRunner(experiment, self.federation, run, self.max_weight)
 
 
-def fit_federation(experiment: Experiment, mail: Mail, display: Display) -> Run:
+def fit_federation(experiment: Experiment, transport: Transport, display: Display) -> Run:
     """Wait for the sites of a run, then train with them; `fit` with images that are elsewhere.
 
     Args:
         experiment: the settings; its data's ``num_clients`` is the number of clients to wait for.
-        mail: how sites are reached.
+        transport: how sites are reached.
         display: where progress is shown.
     """
     find_run(experiment)  # what is wrong with the settings is told before anybody is waited for
     backend = experiment.backend if isinstance(experiment.backend, SitesBackend) else SitesBackend()
     roster = None if backend.roster is None else read_roster(backend.roster)
-    backend.federation = Federation(mail, backend.timeout, backend.poll, display.say, roster)
+    backend.federation = Federation(transport, backend.timeout, backend.poll, display.say, roster)
     data, sites = experiment.data, backend.federation.gather(experiment.data.num_clients)
     limited = backend.federation.limited
     by_client = [
-        (client, size, facts.site) for facts in sites for client, size in zip(facts.clients, facts.sizes, strict=True)
+        (client, size, info.site) for info in sites for client, size in zip(info.clients, info.sizes, strict=True)
     ]
     if not sites[0].own:
         by_client.sort()
@@ -114,15 +114,15 @@ def fit_federation(experiment: Experiment, mail: Mail, display: Display) -> Run:
                 f"{backend.max_weight:g} times the median: if it is right, list its site's images in --backend.roster"
             )
     digest = hashlib.blake2b(digest_size=16)
-    for facts in sites:  # with what they say of themselves: a run that is continued finds them as they were
-        digest.update(f"{facts.site} {facts.fingerprint} {facts.sizes} {facts.held}\n".encode())
+    for info in sites:  # with what they say of themselves: a run that is continued finds them as they were
+        digest.update(f"{info.site} {info.fingerprint} {info.sizes} {info.held}\n".encode())
     data.class_names = tuple(sites[0].classes)
-    data.domain_names = tuple(dict.fromkeys(name for facts in sites for name in facts.domains))
+    data.domain_names = tuple(dict.fromkeys(name for info in sites for name in info.domains))
     data.roster = Roster(sizes, digest.hexdigest())
     return fit(replace(experiment, backend=backend), display)
 
 
-class _Judging:
+class _Evaluating:
     """An evaluation that waits for the sites' counts."""
 
     def __init__(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
@@ -130,7 +130,7 @@ class _Judging:
         self.sent = False
         self.awaited: list[_Sent] = []
         """What was sent to sites that have no task beside it."""
-        self.judges = 0
+        self.evaluates = 0
         """Sites that have answered with counts of all models."""
         self._counts: dict[str, Counts] = {name: {} for name in models}
         self._seconds = 0.0
@@ -138,7 +138,7 @@ class _Judging:
     def add(self, answer: Answer) -> None:
         """Add a site's counts."""
         self._seconds = max(self._seconds, answer.seconds)
-        self.judges += set(self.models) <= set(answer.counts)
+        self.evaluates += set(self.models) <= set(answer.counts)
         for name in self.models:
             for domain, (right, seen) in answer.counts.get(name, {}).items():
                 before = self._counts[name].get(domain, (0, 0))
@@ -165,16 +165,16 @@ def _scaled(pair: tuple[int, int], share: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A letter on its way."""
+    """A payload on its way."""
 
     site: int
     node: int
-    letter: str
+    payload: str
     until: float
     tasks: dict[int, FitTask]
     """By client."""
     models: tuple[str, ...] = ()
-    """Names of the models to judge."""
+    """Names of the models to evaluate."""
 
     @property
     def clients(self) -> list[int]:
@@ -183,7 +183,7 @@ class _Sent:
 
 
 class SitesRunner(Runner):
-    """Sends a round's tasks to the sites, with the last round's model to judge, and waits for them in order.
+    """Sends a round's tasks to the sites, with the last round's model to evaluate, and waits for them in order.
 
     Args:
         experiment: the run's settings.
@@ -195,16 +195,16 @@ class SitesRunner(Runner):
     def __init__(self, experiment: Experiment, federation: Federation, run: str, max_weight: float) -> None:
         self._experiment, self._federation, self._run = experiment, federation, run
         self._settings = json.dumps(fixed_settings(as_dict(experiment)))
-        self._judging: _Judging | None = None
+        self._evaluating: _Evaluating | None = None
         self._begun = False
         self._first: dict[int, int] = {}
         self._site_of: dict[int, int] = {}
         number = 0
-        for site, facts in sorted(federation.sites.items()):
-            self._first[site] = number if facts.own else 0
-            clients = [number + client for client in facts.clients] if facts.own else facts.clients
+        for site, info in sorted(federation.sites.items()):
+            self._first[site] = number if info.own else 0
+            clients = [number + client for client in info.clients] if info.own else info.clients
             self._site_of |= dict.fromkeys(clients, site)
-            number += len(facts.clients)
+            number += len(info.clients)
         self._held = capped_held(list(federation.sites.values()), federation.limited, max_weight)
         for site, counts in self._held.items():
             if counts < (told := sum(federation.sites[site].held)):
@@ -222,18 +222,18 @@ class SitesRunner(Runner):
             needed = len(tasks)  # discovery decides for all rounds: nobody should miss it
         self._begun = True
         self._await_sites([self._site_of[task.client] for task in tasks], needed)
-        judging = self._judging
-        if judging is not None and judging.sent:
-            judging = None
-        sent = self._send(tasks, judging)
+        evaluating = self._evaluating
+        if evaluating is not None and evaluating.sent:
+            evaluating = None
+        sent = self._send(tasks, evaluating)
         results: dict[int, FitResult | FitFailure] = {}
         for task in tasks:
             site = self._site_of[task.client]
             if task.client not in results and site in sent:
                 answer = self._take(sent.pop(site))
                 results |= {result.client: result for result in answer.results}
-                if judging is not None:
-                    judging.add(answer)
+                if evaluating is not None:
+                    evaluating.add(answer)
             absent = FitFailure(task.client, f"its site, {site}, is not there or still at an earlier task")
             yield results.pop(task.client, absent)
 
@@ -251,35 +251,35 @@ class SitesRunner(Runner):
             time.sleep(self._federation.poll)
             self._federation.meet()
 
-    def _send(self, tasks: Sequence[FitTask], judging: _Judging | None) -> dict[int, _Sent]:
-        """Send tasks, and models to all sites; return the letters with tasks, by site."""
-        own: dict[int, list[FitTask]] = {} if judging is None else {site: [] for site in self._first}
+    def _send(self, tasks: Sequence[FitTask], evaluating: _Evaluating | None) -> dict[int, _Sent]:
+        """Send tasks, and models to all sites; return the payloads with tasks, by site."""
+        own: dict[int, list[FitTask]] = {} if evaluating is None else {site: [] for site in self._first}
         for task in tasks:
             own.setdefault(self._site_of[task.client], []).append(task)
         nodes = {site: node for site in own if (node := self._federation.node_of(site)) is not None}
-        letters = {node: self._letter(site, own[site], judging) for site, node in nodes.items()}
+        payloads = {node: self._payload(site, own[site], evaluating) for site, node in nodes.items()}
         seconds = self._federation.timeout
-        ids = self._federation.mail.send(letters, False, 2 * seconds) if letters else {}  # it may come, too late
-        until, models = time.monotonic() + seconds, () if judging is None else tuple(judging.models)
+        ids = self._federation.transport.send(payloads, False, 2 * seconds) if payloads else {}  # it may come, too late
+        until, models = time.monotonic() + seconds, () if evaluating is None else tuple(evaluating.models)
         sent = {
             site: _Sent(site, node, ids[node], until, {task.client: task for task in own[site]}, models)
             for site, node in nodes.items()
             if node in ids
         }
-        if judging is not None:
-            judging.sent = True
-            judging.awaited = [letter for letter in sent.values() if not letter.clients]
-        return {site: letter for site, letter in sent.items() if letter.clients}
+        if evaluating is not None:
+            evaluating.sent = True
+            evaluating.awaited = [payload for payload in sent.values() if not payload.clients]
+        return {site: payload for site, payload in sent.items() if payload.clients}
 
-    def _letter(self, site: int, tasks: Sequence[FitTask], judging: _Judging | None) -> Letter:
-        request = Request(tasks) if judging is None else Request(tasks, judging.models, judging.buffers)
+    def _payload(self, site: int, tasks: Sequence[FitTask], evaluating: _Evaluating | None) -> Payload:
+        request = Request(tasks) if evaluating is None else Request(tasks, evaluating.models, evaluating.buffers)
         fingerprint = self._federation.sites[site].fingerprint
-        orders = Orders(self._run, site, self._first[site], fingerprint, self._settings)
-        return write_orders(orders, write_request(request))
+        header = RequestHeader(self._run, site, self._first[site], fingerprint, self._settings)
+        return write_header(header, write_request(request))
 
     def _take(self, sent: _Sent) -> Answer:
         """Wait for a site's answer; one that cannot be used is a failure of all its clients."""
-        answer = self._federation.hear(sent.node, sent.letter, sent.until)
+        answer = self._federation.hear(sent.node, sent.payload, sent.until)
         try:
             if not isinstance(answer, str):
                 return self._checked(read_answer(answer, sent.clients, sent.models, self._metrics(sent)), sent)
@@ -287,7 +287,7 @@ class SitesRunner(Runner):
         except InputError as error:
             reason = str(error)
         if not sent.clients:
-            self._federation.say(f"site {sent.site} did not judge the model: {reason}")
+            self._federation.say(f"site {sent.site} did not evaluate the model: {reason}")
         return Answer([FitFailure(client, reason) for client in sent.clients])
 
     def _metrics(self, sent: _Sent) -> set[str]:
@@ -297,7 +297,7 @@ class SitesRunner(Runner):
         return {"train/loss", *(f"norm/client/{group}" for group in groups)}
 
     def _checked(self, answer: Answer, sent: _Sent) -> Answer:
-        """Take a site's word for what only it can know: not for how much it counts, nor for which images it judges by.
+        """Take a site's word for what only it can know: not for how much it counts, nor for which images it uses.
 
         What clients send is looked at where a round's answers are: `screening`.
         """
@@ -308,34 +308,36 @@ class SitesRunner(Runner):
             else result
             for result in answer.results
         ]
-        facts, counts = self._federation.sites[sent.site], dict(answer.counts)
-        held = dict(zip(facts.domains, facts.held, strict=True))
+        info, counts = self._federation.sites[sent.site], dict(answer.counts)
+        held = dict(zip(info.domains, info.held, strict=True))
         for name in answer.counts:
             if {domain: seen for domain, (_, seen) in counts[name].items()} != held:
-                self._federation.say(f"site {sent.site} judged a model by other images than it said: it does not count")
+                self._federation.say(
+                    f"site {sent.site} evaluated a model by other images than it said: it does not count"
+                )
                 del counts[name]
             else:
-                share = self._held[sent.site] / max(1, sum(facts.held))
+                share = self._held[sent.site] / max(1, sum(info.held))
                 counts[name] = {domain: _scaled(pair, share) for domain, pair in counts[name].items()}
         return Answer(results, counts, answer.seconds)
 
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
-        """Have the models judged at all sites, along with the next round's tasks."""
+        """Have the models evaluated at all sites, along with the next round's tasks."""
         self.finish()
-        self._judging = _Judging(models, buffers, done)
+        self._evaluating = _Evaluating(models, buffers, done)
 
     def finish(self) -> None:
-        """Wait until all sites have judged; send them the models now if no round has taken them along."""
-        judging, self._judging = self._judging, None
-        if judging is None:
+        """Wait until all sites have evaluated; send them the models now if no round has taken them along."""
+        evaluating, self._evaluating = self._evaluating, None
+        if evaluating is None:
             return
-        if not judging.sent:
+        if not evaluating.sent:
             self._federation.meet()
-            self._send([], judging)
-        for sent in judging.awaited:
-            judging.add(self._take(sent))
-        complete = judging.judges == len(self._first)
+            self._send([], evaluating)
+        for sent in evaluating.awaited:
+            evaluating.add(self._take(sent))
+        complete = evaluating.evaluates == len(self._first)
         if not complete:
-            missing = f"{judging.judges} of {len(self._first)} sites judged the model"
+            missing = f"{evaluating.evaluates} of {len(self._first)} sites evaluated the model"
             self._federation.say(f"{missing}: it has no overall accuracy, and cannot be the best")
-        judging.tell(self._experiment.data.domain_names, complete)
+        evaluating.tell(self._experiment.data.domain_names, complete)

@@ -1,4 +1,4 @@
-"""What a site does: says which clients it has, trains them, and judges models on its held-out images."""
+"""What a site does: says which clients it has, trains them, and evaluates models on its held-out images."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ import torch
 from jdfl_lightning.backends.base import describe
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.client.evaluation import Counts, count
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import as_dict, parse_experiment
 from jdfl_lightning.core.errors import InputError, PublicError, StorageError
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
 from jdfl_lightning.data import ImageFolderDomains, SiteFolders
-from jdfl_lightning.federation.wire import Answer, Facts, Letter, Orders, read_orders, read_request, write_answer
+from jdfl_lightning.federation.wire import (
+    Answer,
+    Payload,
+    RequestHeader,
+    SiteInfo,
+    read_request,
+    read_request_header,
+    write_answer,
+)
 from jdfl_lightning.server.resume import fixed_settings, require_equal
 from jdfl_lightning.storage.checkpoint import ClientStates
 
@@ -85,7 +93,7 @@ class SiteWorker:
                 )
             clients = clients[self.number :: sites]
             data.partition = replace(dealt, test=[held[self.number :: sites] for held in dealt.test])
-        self.facts = Facts(
+        self.info = SiteInfo(
             site=self.number,
             own=own,
             clients=clients,
@@ -97,26 +105,26 @@ class SiteWorker:
             version=f"jdfl-lightning {version('jdfl-lightning')}, torch {torch.__version__}",
         )
         self._folder = Path(str(options.get("state-dir") or platformdirs.user_state_path("jdfl-lightning") / "sites"))
-        self._site: Site | None = None
+        self._workspace: Workspace | None = None
 
-    def answer(self, letter: Letter, say: Callable[[str], None]) -> Letter:
-        """Fit clients and judge models, as a letter asks; tell the site's operator of it."""
-        orders = read_orders(letter)
-        self._check(orders)
-        if self._site is None or self._site.first != orders.first:
-            self._site = Site(self.experiment, orders.first)
-        request = read_request(letter)
-        here = {orders.first + client for client in self.facts.clients} if self.facts.own else {*self.facts.clients}
+    def answer(self, payload: Payload, say: Callable[[str], None]) -> Payload:
+        """Fit clients and evaluate models, as a payload asks; tell the site's operator of it."""
+        header = read_request_header(payload)
+        self._check(header)
+        if self._workspace is None or self._workspace.first != header.first:
+            self._workspace = Workspace(self.experiment, header.first)
+        request = read_request(payload)
+        here = {header.first + client for client in self.info.clients} if self.info.own else {*self.info.clients}
         if strangers := {task.client for task in request.tasks} - here:
             raise PublicError(f"Expected tasks for the clients of site {self.number} but got some for {strangers}.")
-        states = ClientStates(self._folder / orders.run / f"site{self.number}")
+        states = ClientStates(self._folder / header.run / f"site{self.number}")
         start = time.perf_counter()
 
         def tell(error: Exception) -> str:
             say(f"a fit failed: {describe(error)}")
             return discreet(error)
 
-        runner = LocalRunner(self._site, states, tell)
+        runner = LocalRunner(self._workspace, states, tell)
         results = [self._fit(runner, states, task, tell) for task in request.tasks]
         if results:
             clients = ", ".join(str(result.client) for result in results)
@@ -124,26 +132,28 @@ class SiteWorker:
         start = time.perf_counter()
         counts: dict[str, Counts] = {}
         try:
-            counts = {name: count(self._site, weights, request.buffers) for name, weights in request.models.items()}
+            counts = {
+                name: count(self._workspace, weights, request.buffers) for name, weights in request.models.items()
+            }
         except Exception as error:  # what was trained counts all the same
-            say(f"judging failed: {describe(error)}")
+            say(f"evaluating failed: {describe(error)}")
         if counts:
-            say(f"judged {len(counts)} model(s) in {time.perf_counter() - start:.1f} s")
+            say(f"evaluated {len(counts)} model(s) in {time.perf_counter() - start:.1f} s")
         return write_answer(Answer(results, counts, time.perf_counter() - start))
 
-    def _check(self, orders: Orders) -> None:
+    def _check(self, header: RequestHeader) -> None:
         """Refuse to work for a server that means another run, other settings, or another site."""
-        if not re.fullmatch(r"[0-9a-f]{32}", orders.run):
+        if not re.fullmatch(r"[0-9a-f]{32}", header.run):
             raise PublicError("Expected the server to name its run by 32 hexadecimal digits.")
-        if (orders.site, orders.fingerprint) != (self.number, self.fingerprint):
+        if (header.site, header.fingerprint) != (self.number, self.fingerprint):
             raise PublicError(
-                f"Expected site {orders.site} with the images that it had when the run began but this is site "
+                f"Expected site {header.site} with the images that it had when the run began but this is site "
                 f"{self.number}, or its images have changed."
             )
         ours = fixed_settings(as_dict(self.experiment))
         try:
             require_equal(
-                json.loads(orders.settings), ours, "the server's run", "a site has to have the same settings."
+                json.loads(header.settings), ours, "the server's run", "a site has to have the same settings."
             )
         except InputError as error:  # of settings that come with the app; where the images are is none of them
             raise PublicError(str(error)) from error

@@ -16,7 +16,7 @@ Note = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Letter:
+class Payload:
     """What crosses the wire."""
 
     tensors: Record = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Facts:
+class SiteInfo:
     """What a site says of itself: no image, no label of one, no true domain."""
 
     site: int
@@ -46,7 +46,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Orders:
+class RequestHeader:
     """What a site has to agree with before it does anything."""
 
     run: str
@@ -62,14 +62,14 @@ class Orders:
 
 @dataclass(frozen=True)
 class Request:
-    """What a site is asked to do: fit some of its clients, and judge models on its held-out images."""
+    """What a site is asked to do: fit some of its clients, and evaluate models on its held-out images."""
 
     tasks: Sequence[FitTask] = ()
     """Of one round, so that they share weights, buffers, broadcast and table."""
     models: Mapping[str, Tensors] = field(default_factory=dict)
-    """Models to judge; one that is the tasks' own weights crosses once."""
+    """Models to evaluate; one that is the tasks' own weights crosses once."""
     buffers: Tensors = field(default_factory=dict)
-    """Of the models to judge."""
+    """Of the models to evaluate."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Answer:
 
     results: Sequence[FitResult | FitFailure] = ()
     counts: Mapping[str, Counts] = field(default_factory=dict)
-    """For each model that was judged, the images of each domain that were right, and all."""
+    """For each model that was evaluated, the images of each domain that were right, and all."""
     seconds: float = 0.0
-    """Time that judging took."""
+    """Time that evaluating took."""
 
 
 _IMAGES = 2**31
@@ -88,7 +88,7 @@ _IMAGES = 2**31
 _ENTRIES = 100_000
 """The most clients, classes or domains that a site can have."""
 _NAME = 200
-"""Letters that the name of a class or a domain can have."""
+"""Characters that the name of a class or a domain can have."""
 _LARGEST = 2.0**128
 """Beyond the numbers of single precision: a metric is below, so that means are finite too."""
 _METRICS = 16
@@ -96,16 +96,16 @@ _METRICS = 16
 _NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in ("weights", "buffers", "server", "table")]
 
 
-def write_facts(facts: Facts) -> Letter:
-    """Put a site's facts into a letter."""
-    return Letter(notes={"facts": vars(facts) | {"own": int(facts.own)}})
+def write_info(info: SiteInfo) -> Payload:
+    """Put a site's info into a payload."""
+    return Payload(notes={"info": vars(info) | {"own": int(info.own)}})
 
 
-def read_facts(letter: Letter) -> Facts:
-    """Take a site's facts out of a letter; raise an `InputError` if it has none that can be."""
+def read_info(payload: Payload) -> SiteInfo:
+    """Take a site's info out of a payload; raise an `InputError` if it has none that can be."""
     try:
-        note = letter.notes["facts"]
-        facts = Facts(
+        note = payload.notes["info"]
+        info = SiteInfo(
             site=_whole(note["site"]),
             own=bool(_whole(note["own"])),
             clients=[_whole(client) for client in _listed(note["clients"])],
@@ -118,17 +118,17 @@ def read_facts(letter: Letter) -> Facts:
         )
     except Exception as error:  # whatever a site sends
         raise InputError(f"Expected a site to say who it is but it cannot be read: {plain(repr(error))}.") from error
-    count = len(facts.clients)
-    ids = facts.clients == list(range(count)) if facts.own else len({*facts.clients}) == count
-    if not count or not ids or len(facts.sizes) != count or min(facts.sizes) == 0:
+    count = len(info.clients)
+    ids = info.clients == list(range(count)) if info.own else len({*info.clients}) == count
+    if not count or not ids or len(info.sizes) != count or min(info.sizes) == 0:
         raise InputError("Expected a site with clients of its own, and the number of images of each.")
-    names = [f"site{facts.site}"] if facts.own else facts.domains
+    names = [f"site{info.site}"] if info.own else info.domains
     distinct = len({*names, "overall", "worst", "spread"}) == len(names) + 3
-    if facts.domains != names or not distinct or len(facts.held) != len(names):
+    if info.domains != names or not distinct or len(info.held) != len(names):
         raise InputError("Expected a site with distinct names of what it tells accuracies of, and their images.")
-    if not facts.classes or len({*facts.classes}) != len(facts.classes):
+    if not info.classes or len({*info.classes}) != len(info.classes):
         raise InputError("Expected a site with distinct classes.")
-    return facts
+    return info
 
 
 def _whole(value: Any) -> int:
@@ -145,25 +145,25 @@ def _listed(value: Any) -> list[Any]:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or plain(value, _NAME) != value:
-        raise ValueError(f"no name of at most {_NAME} printable letters")
+        raise ValueError(f"no name of at most {_NAME} printable characters")
     return value
 
 
-def write_orders(orders: Orders, letter: Letter) -> Letter:
-    """Add orders to a letter."""
-    return Letter(letter.tensors, {**letter.notes, "orders": vars(orders)})
+def write_header(header: RequestHeader, payload: Payload) -> Payload:
+    """Add the header of a request to a payload."""
+    return Payload(payload.tensors, {**payload.notes, "header": vars(header)})
 
 
-def read_orders(letter: Letter) -> Orders:
-    """Take orders out of a letter."""
-    note = letter.notes["orders"]
-    return Orders(
+def read_request_header(payload: Payload) -> RequestHeader:
+    """Take the header of a request out of a payload."""
+    note = payload.notes["header"]
+    return RequestHeader(
         str(note["run"]), int(note["site"]), int(note["first"]), str(note["fingerprint"]), str(note["settings"])
     )
 
 
-def write_request(request: Request) -> Letter:
-    """Put a request into a letter."""
+def write_request(request: Request) -> Payload:
+    """Put a request into a payload."""
     tensors: Record = {}
     notes: dict[str, Note] = {}
     shared: Tensors = {}
@@ -185,28 +185,28 @@ def write_request(request: Request) -> Letter:
     if request.models:
         notes["models"] = {"names": list(request.models)}
     notes["groups"] = {"names": list(tensors)}  # one without tensors may get lost on the way
-    return Letter(tensors, notes)
+    return Payload(tensors, notes)
 
 
-def read_request(letter: Letter) -> Request:
-    """Take a request out of a letter."""
-    tensors = {name: letter.tensors.get(name, {}) for name in letter.notes["groups"]["names"]}
+def read_request(payload: Payload) -> Request:
+    """Take a request out of a payload."""
+    tensors = {name: payload.tensors.get(name, {}) for name in payload.notes["groups"]["names"]}
     server = {name.removeprefix("server."): named for name, named in tensors.items() if name.startswith("server.")}
     table = tensors["table"]["table"] if "table" in tensors else None
     weights, buffers = tensors.get("weights", {}), tensors.get("buffers", {})
     tasks = []
-    for name, note in letter.notes.items():
+    for name, note in payload.notes.items():
         if name.startswith("task."):
             values: dict[str, Any] = {key: (float if key == "weight" else int)(note[key]) for key in _NUMBERS}
             values["every_epoch"] = bool(values["every_epoch"])
             tasks.append(FitTask(**values, weights=weights, buffers=buffers, server=server, table=table))
-    names = letter.notes.get("models", {}).get("names", [])
+    names = payload.notes.get("models", {}).get("names", [])
     models = {name: tensors.get(f"model.{name}", weights) for name in names}
     return Request(tasks, models, tensors.get("model_buffers", buffers) if models else {})
 
 
-def write_answer(answer: Answer) -> Letter:
-    """Put an answer into a letter."""
+def write_answer(answer: Answer) -> Payload:
+    """Put an answer into a payload."""
     tensors: Record = {}
     notes: dict[str, Note] = {}
     for result in answer.results:
@@ -227,47 +227,47 @@ def write_answer(answer: Answer) -> Letter:
     for name, counts in answer.counts.items():
         right, seen = zip(*counts.values(), strict=True)
         notes[f"counts.{name}"] = {"domains": list(counts), "right": list(right), "seen": list(seen)}
-    notes["judged"] = {"seconds": answer.seconds}
-    return Letter(tensors, notes)
+    notes["evaluated"] = {"seconds": answer.seconds}
+    return Payload(tensors, notes)
 
 
 def read_answer(
-    letter: Letter, clients: Sequence[int], models: Iterable[str] = (), metrics: Collection[str] = ()
+    payload: Payload, clients: Sequence[int], models: Iterable[str] = (), metrics: Collection[str] = ()
 ) -> Answer:
-    """Take the answer of some clients, and the counts of some models, out of a letter.
+    """Take the answer of some clients, and the counts of some models, out of a payload.
 
     Args:
-        letter: the site's.
+        payload: the site's.
         clients: those that were asked.
-        models: names of those to judge.
+        models: names of those to evaluate.
         metrics: names of the numbers that clients have to tell; others, and those that are not finite, are left out.
 
     Raises:
         InputError: if it is not one; counts may be missing.
     """
     try:
-        results = [_read_result(letter, client, metrics) for client in clients]
+        results = [_read_result(payload, client, metrics) for client in clients]
         counts = {}
         for name in models:
-            if (note := letter.notes.get(f"counts.{name}")) is not None:
+            if (note := payload.notes.get(f"counts.{name}")) is not None:
                 domains, right, seen = (_listed(note[what]) for what in ("domains", "right", "seen"))
                 pairs = [(_whole(one), _whole(all_)) for one, all_ in zip(right, seen, strict=True)]
                 if any(one > all_ for one, all_ in pairs):
                     raise ValueError("more images right than there are")
                 counts[name] = dict(zip(map(_name, domains), pairs, strict=True))
-        seconds = float(letter.notes["judged"]["seconds"])
+        seconds = float(payload.notes["evaluated"]["seconds"])
         if not 0 <= seconds < _IMAGES:
-            raise ValueError("no time that judging could take")
+            raise ValueError("no time that evaluating could take")
         return Answer(results, counts, seconds)
     except Exception as error:  # whatever a site sends
         raise InputError(f"Expected a site's answer but it cannot be read: {plain(repr(error))}.") from error
 
 
-def _read_result(letter: Letter, client: int, known: Collection[str]) -> FitResult | FitFailure:
+def _read_result(payload: Payload, client: int, known: Collection[str]) -> FitResult | FitFailure:
     prefix = f"result.{client}"
-    if f"failure.{client}" in letter.notes:
-        return FitFailure(client, plain(str(letter.notes[f"failure.{client}"]["reason"])))
-    note, metrics = letter.notes[prefix], letter.notes.get(f"{prefix}.metrics", {})
+    if f"failure.{client}" in payload.notes:
+        return FitFailure(client, plain(str(payload.notes[f"failure.{client}"]["reason"])))
+    note, metrics = payload.notes[prefix], payload.notes.get(f"{prefix}.metrics", {})
     groups = _listed(note["upload"])
     if max(len(groups), len(metrics)) > _METRICS:
         raise ValueError(f"more than {_METRICS} metrics or groups of an upload")
@@ -276,9 +276,9 @@ def _read_result(letter: Letter, client: int, known: Collection[str]) -> FitResu
         num_examples=_whole(note["num_examples"]),
         num_steps=_whole(note["num_steps"]),
         weight=float(note["weight"]),
-        weights=letter.tensors.get(f"{prefix}.weights", {}),
-        buffers=letter.tensors.get(f"{prefix}.buffers", {}),
-        upload={group: letter.tensors.get(f"{prefix}.upload.{group}", {}) for group in map(_name, groups)},
+        weights=payload.tensors.get(f"{prefix}.weights", {}),
+        buffers=payload.tensors.get(f"{prefix}.buffers", {}),
+        upload={group: payload.tensors.get(f"{prefix}.upload.{group}", {}) for group in map(_name, groups)},
         metrics={name: float(metrics[name]) for name in metrics if name in known and abs(metrics[name]) < _LARGEST},
         keeps_state=bool(_whole(note["keeps_state"])),
     )

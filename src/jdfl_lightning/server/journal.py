@@ -61,7 +61,7 @@ class RunJournal(Journal):
         self._tracebacks: set[str] = set()
         """The last lines of those that have been shown."""
 
-    def go_on(self, state: ServerState) -> None:
+    def resume(self, state: ServerState) -> None:
         """Take over what an earlier run has left, and remove what it no longer needs."""
         self._checkpoints.clean(state.round)
         self._states = state.clients

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.clustering.clusters import PseudoDomains, cluster
-from jdfl_lightning.clustering.updates import Updates, flaw
+from jdfl_lightning.clustering.updates import Updates, reason_unusable
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, last_line
 from jdfl_lightning.core.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
@@ -36,7 +36,7 @@ def discovery_clients(experiment: Experiment) -> list[int]:
 def collect_updates(
     experiment: Experiment,
     runner: Runner,
-    site: Site,
+    workspace: Workspace,
     step: Step,
     leave_out: LeaveOut,
 ) -> Updates:
@@ -45,12 +45,12 @@ def collect_updates(
     Args:
         experiment: the run's settings.
         runner: an open backend.
-        site: has the shared initialisation, theta_0.
+        workspace: has the shared initialisation, theta_0.
         step: moves the display.
         leave_out: is told of a client whose update cannot be used; it gets a pseudo-domain later.
     """
-    asked, theta_0 = discovery_clients(experiment), site.initial(1)
-    length = experiment.clustering.sketch_dim or site.update_length()
+    asked, theta_0 = discovery_clients(experiment), workspace.initial(1)
+    length = experiment.clustering.sketch_dim or workspace.update_length()
     tasks = [_probe(experiment, client, theta_0) for client in asked]
     vectors: dict[int, Tensor] = {}
     left_out: dict[int, str] = {}
@@ -91,13 +91,13 @@ def update_of(result: FitResult | FitFailure, length: int) -> Tensor | str:
     problem = why_not(result, form)
     if problem is None:
         update = result.upload["update"]["u"]
-        problem = flaw(update)
+        problem = reason_unusable(update)
         if problem is None and not 0.99 < float(update.double().norm()) < 1.01:
             problem = "its update is not of length 1"
     return problem or update
 
 
-def welcome(
+def assign_newcomers(
     experiment: Experiment,
     runner: Runner,
     theta_0: Theta,

@@ -93,7 +93,7 @@ def check_updates(experiment: Experiment, folder: Path) -> None:
     require_equal(_phase_1(run_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
 
 
-def take_up(experiment: Experiment, data: str) -> Updates | None:
+def reuse_discovery(experiment: Experiment, data: str) -> Updates | None:
     """Return the updates of the discovery that the settings name; nothing if they name none, or need none.
 
     Args:

@@ -15,7 +15,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, last_line
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
-from jdfl_lightning.server.phase1 import Theta, target_table, welcome
+from jdfl_lightning.server.phase1 import Theta, assign_newcomers, target_table
 from jdfl_lightning.server.screening import Form, screened, without_outliers
 
 _ATTEMPTS = 3
@@ -64,10 +64,10 @@ class Journal:
         """An algorithm raised while it aggregated a round, which ends the run."""
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
-        """A round is whole, and not yet judged."""
+        """A round is whole, and not yet evaluated."""
 
     def evaluated(self, report: RoundReport) -> None:
-        """A round has been judged, or never will be; rounds come in order."""
+        """A round has been evaluated, or never will be; rounds come in order."""
 
 
 class _Tally:
@@ -134,7 +134,7 @@ def run_rounds(
     for number in range(state.round + 1, experiment.rounds + 1):
         state, metrics = _run_round(experiment, runner, state, number, theta_0, frozen, journal)
         journal.aggregated(state, metrics)
-        judge(experiment, runner, state, metrics, journal)
+        evaluate_round(experiment, runner, state, metrics, journal)
     runner.finish()
     return state
 
@@ -168,7 +168,7 @@ def _run_round(
         if domains is not None:
             if experiment.supervision != "random":  # which does not look at a client's pseudo-domain
                 draw = 1 + number * _ATTEMPTS + attempt
-                domains, down, up = welcome(
+                domains, down, up = assign_newcomers(
                     experiment, runner, theta_0, domains, chosen, draw, tally.step, journal.unassigned
                 )
                 probes_down, probes_up = probes_down + down, probes_up + up
@@ -250,7 +250,7 @@ def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:
         ) from RuntimeError(next(iter(refused.values())))
 
 
-def judge(
+def evaluate_round(
     experiment: Experiment,
     runner: Runner,
     state: ServerState,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.trainer import check_trainer
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.clustering.updates import Updates
@@ -24,8 +24,8 @@ from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.report.run import draw_curves
 from jdfl_lightning.server.journal import RunJournal
 from jdfl_lightning.server.phase1 import collect_updates, find_domains
-from jdfl_lightning.server.resume import Reached, best_so_far, find_run, read_reached, take_up
-from jdfl_lightning.server.rounds import ServerState, judge, run_rounds
+from jdfl_lightning.server.resume import Reached, best_so_far, find_run, read_reached, reuse_discovery
+from jdfl_lightning.server.rounds import ServerState, evaluate_round, run_rounds
 from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates
 from jdfl_lightning.storage.folder import (
     ALONE,
@@ -64,11 +64,11 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     """
     display = display or Display()
     earlier = find_run(experiment)
-    site = prepare(experiment, display)
+    workspace = prepare(experiment, display)
     data = experiment.data.fingerprint()
     reached = None if earlier is None else read_reached(experiment, earlier, data)
     known = earlier is not None and (earlier / DISCOVERY).exists()
-    updates = None if known else take_up(experiment, data)  # else it may have gone since
+    updates = None if known else reuse_discovery(experiment, data)  # else it may have gone since
     own = earlier is not None and bool(own_settings(earlier))  # else its checkpoint could name anybody's W&B run
     logged = reached.header.logger if reached is not None and own else None
     logger, status = None, "failed"
@@ -82,9 +82,9 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
             with after_current_client(display.say) as check:
                 journal = RunJournal(experiment, folder, data, logger, display, best, check)
                 if reached is not None:
-                    journal.go_on(reached.state)
+                    journal.resume(reached.state)
                 try:
-                    _run(experiment, site, journal, reached, updates)
+                    _run(experiment, workspace, journal, reached, updates)
                 except (KeyboardInterrupt, InputError) as error:
                     if not isinstance(error, StorageError):
                         journal.save()
@@ -151,7 +151,7 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
     require(experiment.resume is None, "--resume", "left out, as a discovery is done at once,", experiment.resume)
     require(experiment.discovery is None, "--discovery", "left out, as it is to be made,", experiment.discovery)
     require_discovery(experiment)
-    site = prepare(experiment, display)
+    workspace = prepare(experiment, display)
     with open_run(experiment, f"{experiment.name}{ALONE}", None) as folder:
         display.say(f"folder: {folder}")
         try:
@@ -160,7 +160,7 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
                 experiment.backend.open(experiment, ClientStates(folder / CLIENTS)) as runner,
             ):
                 journal = RunJournal(experiment, folder, experiment.data.fingerprint(), None, display, 0.0, check)
-                _find(experiment, site, runner, journal, None)
+                _find(experiment, workspace, runner, journal, None)
         except KeyboardInterrupt:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -174,14 +174,14 @@ def require_discovery(experiment: Experiment) -> None:
 
 
 def _find(
-    experiment: Experiment, site: Site, runner: Runner, journal: RunJournal, updates: Updates | None
+    experiment: Experiment, workspace: Workspace, runner: Runner, journal: RunJournal, updates: Updates | None
 ) -> PseudoDomains:
     """Phase 1: what this run has found before, or what is to be found in updates, given or still to be asked for."""
     folder, data, true_domains = journal.folder, journal.data, experiment.data.true_domains
     known = load_discovery(folder, data, experiment.data.num_clients)
     if known is None:
         if updates is None:
-            updates = collect_updates(experiment, runner, site, journal.step, journal.unassigned)
+            updates = collect_updates(experiment, runner, workspace, journal.step, journal.unassigned)
         found = find_domains(experiment, updates)
         save_discovery(folder, updates, found, true_domains, data)
     else:
@@ -200,7 +200,7 @@ def _find(
 
 
 def _run(
-    experiment: Experiment, site: Site, journal: RunJournal, reached: Reached | None, updates: Updates | None
+    experiment: Experiment, workspace: Workspace, journal: RunJournal, reached: Reached | None, updates: Updates | None
 ) -> None:
     """Phases 1 to 3; what an earlier run has reached is not done again."""
     folder = journal.folder
@@ -209,16 +209,16 @@ def _run(
         # Phase 1: brief local training everywhere, clustered into pseudo-domains
         domains = None
         if experiment.supervision != "base":
-            domains = _find(experiment, site, runner, journal, updates)
+            domains = _find(experiment, workspace, runner, journal, updates)
         # Phase 2: from theta_0 again, with a head of M x C outputs
-        weights, buffers = site.initial(1 if domains is None else domains.num_domains)
+        weights, buffers = workspace.initial(1 if domains is None else domains.num_domains)
         state = ServerState(0, weights, buffers, experiment.algorithm.init_server(weights), domains=domains)
         # Phase 3: federated rounds
         if reached is not None:
             state = _reached_state(reached, state, experiment.data.num_clients)
             if last_round(folder) < state.round:  # it ended before its last round was evaluated
-                judge(experiment, runner, state, reached.metrics, journal, reached.evaluated)
-        state = run_rounds(experiment, runner, state, journal, site.initial(1), site.frozen)
+                evaluate_round(experiment, runner, state, reached.metrics, journal, reached.evaluated)
+        state = run_rounds(experiment, runner, state, journal, workspace.initial(1), workspace.frozen)
     if state.domains is not None and state.domains.joined:
         save_joined(folder, state.domains, experiment.data.true_domains)
 
@@ -248,7 +248,7 @@ def _reached_state(reached: Reached, start: ServerState, num_clients: int) -> Se
     return replace(reached.state, weights=weights, domains=domains)
 
 
-def prepare(experiment: Experiment, display: Display) -> Site:
+def prepare(experiment: Experiment, display: Display) -> Workspace:
     """Load the images and find out what can be wrong before a run folder is made: trainer, backbone, data, layers."""
     data = experiment.data
     data.progress = display.step
@@ -263,9 +263,9 @@ def prepare(experiment: Experiment, display: Display) -> Site:
                 Note,
                 stacklevel=2,
             )
-    site = Site(experiment)
-    length, short = site.update_length(), experiment.clustering.sketch_dim
+    workspace = Workspace(experiment)
+    length, short = workspace.update_length(), experiment.clustering.sketch_dim
     fits = short is None or short <= length
     require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)
-    experiment.algorithm.check_run(experiment, site.initial(num_domains=1)[1])
-    return site
+    experiment.algorithm.check_run(experiment, workspace.initial(num_domains=1)[1])
+    return workspace

@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.fit import Site
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.clustering.sketch import sketch
 from jdfl_lightning.clustering.updates import Updates, unit
@@ -104,9 +104,9 @@ def find(
     display = display or Display()
     data, seed = case.data, case.seed_everything
     data.deal(seed)
-    site = Site(case)
-    weights, buffers = site.initial(1)
-    module = site.module(weights, buffers)
+    workspace = Workspace(case)
+    weights, buffers = workspace.initial(1)
+    module = workspace.module(weights, buffers)
     names = {layers: select_parameters(module, layers) for layers in LAYER_SUBSETS}
     tasks = [FitTask(client, DISCOVERY, seed, weights, buffers, every_epoch=True) for client in range(data.num_clients)]
     with case.backend.open(case, ClientStates(folder / "clients")) as runner:

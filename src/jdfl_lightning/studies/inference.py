@@ -47,7 +47,7 @@ def load_to_use(folder: Path, which: Which, trust: bool) -> SavedModel:
 def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Which, Scores]:
     """Evaluate the weights that a run keeps, best and last, on the held-out images of its experiment."""
     models = {which: load_model(folder, which) for which in read_run(folder).ends}
-    site = prepare(experiment, display)
+    workspace = prepare(experiment, display)
     for which, model in models.items():
         known = model.header.class_names
         if known != list(experiment.data.class_names):
@@ -57,10 +57,10 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Whi
             )
         outputs = model.weights.get("head.weight")
         num_domains = 1 if outputs is None or outputs.ndim == 0 else max(1, len(outputs) // len(known))
-        weights, buffers = site.initial(num_domains)
+        weights, buffers = workspace.initial(num_domains)
         if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers):
             raise InputError(f"Expected the {which} weights of {folder} to be a {experiment.backbone}'s but {problem}.")
-    return {which: evaluate(site, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()}
+    return {which: evaluate(workspace, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()}
 
 
 @dataclass(frozen=True)
