@@ -34,7 +34,8 @@ class Tidy(Journal):
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Keep the newest state of each client."""
-        self.states.retain(state.clients.items())
+        for client, round in set(self.states.kept()) - set(state.clients.items()):
+            self.states.remove(client, round)
 
 
 def measure(clients: int, per_round: int, rounds: int, backend: str, algorithm: str) -> dict[str, float]:

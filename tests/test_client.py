@@ -274,8 +274,9 @@ def test_a_state_may_share_tensors_and_belongs_to_its_client(tmp_path: Path) -> 
     (tmp_path / "clients" / "1-4.safetensors").rename(tmp_path / "clients" / "2-4.safetensors")
     with pytest.raises(InputError, match=r"the state of client 2 but .* is of {'client': 1"):
         store.load(2, 4)
-    store.retain([])
-    assert not list((tmp_path / "clients").iterdir())
+    assert store.kept() == [(2, 4)]
+    store.remove(2, 4)
+    assert store.kept() == []
 
 
 class Forgetting(Counting):

@@ -7,7 +7,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.reduction import send_handle
@@ -57,25 +57,20 @@ class PoolBackend(Backend):
             return
         threads = self.threads or max(1, torch.get_num_threads() // workers)
         with image_file(experiment.data.images) as images:
+            pool: Dispatcher | None = None
             try:
                 parcels = [_pack(experiment, images, states, threads, gpu) for gpu in (range(gpus) if gpus else [None])]
-                sizes = experiment.data.client_sizes
 
                 def start(place: int) -> Worker:
                     return _Process(parcels[place % len(parcels)], images)
 
-                pool = Dispatcher(start, wait_for, workers, sizes)
+                pool = Dispatcher(start, wait_for, workers, experiment.data.client_sizes)
             except _NoWorkersError as error:
                 if self.workers != "auto":
                     raise
                 warnings.warn(f"Clients train one after the other: {error.reason}", Note, stacklevel=2)
-                with LocalBackend().open(experiment, states) as local:
-                    yield local
-                return
-            try:
-                yield pool
-            finally:
-                pool.close()
+            with LocalBackend().open(experiment, states) if pool is None else closing(pool) as runner:
+                yield runner
 
     def _auto(self, experiment: Experiment, gpus: int) -> int:
         if os.name != "posix":
@@ -156,7 +151,8 @@ class _Process(Worker):
         try:
             self.process, self.connection = start_worker(parcel)
         except (OSError, EOFError, AssertionError) as error:  # the last: this is a process that may not have any
-            raise _NoWorkersError(f"none could be started: {error}.") from error
+            hint = " Set TMPDIR to a folder with a shorter path." if "path too long" in str(error) else ""
+            raise _NoWorkersError(f"none could be started: {error}.{hint}") from error
         self._common: bytes | None = None
         if isinstance(images.file, int):
             with suppress(OSError):  # it is gone already, as its first job will show

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from lightning.pytorch.loggers import Logger
@@ -53,7 +53,6 @@ class RunJournal(Journal):
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float], str] | None = None
         """The last whole round, and the digest of the rows before its own."""
-        self._states: Mapping[int, int] = {}
         self._settings = fixed_settings(as_dict(experiment))
         self._rows = ""
         """Digest of the rows written so far."""
@@ -63,8 +62,7 @@ class RunJournal(Journal):
 
     def resume(self, state: ServerState) -> None:
         """Take over what an earlier run has left, and remove what it no longer needs."""
-        self._checkpoints.clean(state.round)
-        self._states = state.clients
+        self._checkpoints.clean(state.round, state.clients)
         self._rows = digest_metrics(self.folder, state.round)
 
     def discovered(self) -> None:
@@ -87,7 +85,7 @@ class RunJournal(Journal):
     def refused(self, round: int, client: int, reason: str) -> None:
         """Say who does not enter the round, and why."""
         self.display.say(f"round {round}: client {client} does not count: {self._brief(reason)}")
-        self._checkpoints.states.remove(client, round)
+        self._checkpoints.forget([(client, round)])
 
     def _brief(self, reason: str) -> str:
         """Return a reason whole, or its last line if a traceback that ends with it has been shown before."""
@@ -105,8 +103,7 @@ class RunJournal(Journal):
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Write a checkpoint, if it is the round's turn."""
         self._unsaved = state, metrics, self._rows
-        self._checkpoints.supersede(self._states, state.clients, state.round)
-        self._states = state.clients
+        self._checkpoints.advance(state.round, state.clients)
         if state.round % self.experiment.checkpoint.every == 0 or state.round == self.experiment.rounds:
             self.save()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from jdfl_lightning.core.errors import StorageError
-from jdfl_lightning.core.files import checked, is_aside, parse_json, require_regular, write_whole
+from jdfl_lightning.core.files import checked, is_aside, parse_json, remove_asides, require_regular, write_whole
 from jdfl_lightning.core.tensors import Record, Tensors
 
 CHECKPOINTS, CLIENTS = "checkpoints", "clients"
@@ -180,20 +181,13 @@ class ClientStates:
         """Remove a client's state of a round."""
         self._file(client, round).unlink(missing_ok=True)
 
-    def retain(self, wanted: Iterable[tuple[int, int]], under_way: int | None = None) -> None:
-        """Remove all files but the states of these (client, round), and those of rounds that are under way.
-
-        Args:
-            wanted: the states to keep.
-            under_way: the first round that may be; none if there is none.
-        """
-        keep = {self._file(*key).name for key in wanted}
-        if self.folder.is_dir():
-            for name in os.listdir(self.folder):  # noqa: PTH208 - there may be many, and no path is needed for most
-                state = _STATE.fullmatch(name)
-                later = under_way is not None and (state is None or int(state[2]) >= under_way)
-                if name not in keep and not later and (state or is_aside(name)):
-                    (self.folder / name).unlink(missing_ok=True)
+    def kept(self) -> list[tuple[int, int]]:
+        """Return (client, round) of all states that there are, and remove what kills have left."""
+        if not self.folder.is_dir():
+            return []
+        remove_asides(self.folder)
+        found = map(_STATE.fullmatch, os.listdir(self.folder))  # noqa: PTH208 - there may be many
+        return [(int(state[1]), int(state[2])) for state in found if state]
 
 
 @dataclass(frozen=True)
@@ -221,10 +215,6 @@ class CheckpointHeader:
     """The pseudo-domains of clients that came after Phase 1."""
 
 
-_SCAN = 20
-"""Checkpoints from one look through all files to the next; in between, only what a removed one named is removed."""
-
-
 class Checkpoints:
     """The checkpoints of a run: one file each, and the clients' states that it names.
 
@@ -237,8 +227,9 @@ class Checkpoints:
         self.folder, self.keep = folder / CHECKPOINTS, keep
         self.states = ClientStates(folder / CLIENTS)
         self._named: dict[int, dict[int, int]] = {}
-        """The states that the kept checkpoints name, as far as this process has read or written them."""
-        self._saved = 0
+        """The states that the kept checkpoints name."""
+        self._newest: dict[int, int] = {}
+        """The states that the run goes on from, whether a checkpoint names them yet or not."""
 
     def file(self, round: int) -> Path:
         """Return the file of a round's checkpoint."""
@@ -265,58 +256,51 @@ class Checkpoints:
         tables = {"clients": _as_table(header.clients), "joined": _as_table(header.joined)}
         save_record(self.file(header.round), record | tables, stored, private=True)
         self._named[header.round] = header.clients
-        if last or self._saved % _SCAN == 0:
-            self.clean(header.round, over=last)
-        else:
-            self._drop()
-        self._saved += 1
-
-    def _drop(self) -> None:
-        """Remove the oldest checkpoints, with the states that the next one does not name either."""
         while len(self._named) > self.keep:
-            oldest, following = sorted(self._named)[:2]
-            for client, round in self._named.pop(oldest).items():
-                if self._named[following].get(client) != round:
-                    self.states.remove(client, round)
+            oldest = min(self._named)
             self.file(oldest).unlink(missing_ok=True)
+            self.forget(self._named.pop(oldest).items())
+        if last:
+            self.clean(header.round, header.clients)
 
-    def supersede(self, before: Mapping[int, int], state: dict[int, int], round: int) -> None:
-        """Remove the states that a round has replaced, unless a kept checkpoint names them.
+    def forget(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove states, each a (client, round), but those that a kept checkpoint names or the run goes on from."""
+        needed = [self._newest, *self._named.values()]
+        for client, round in states:
+            if all(named.get(client) != round for named in needed):
+                self.states.remove(client, round)
+
+    def advance(self, round: int, newest: dict[int, int]) -> None:
+        """Remove the states that a round has replaced.
 
         Args:
-            before: the round of each client's state before the round.
-            state: after it; those of the round come last.
             round: the round.
+            newest: the round of each client's state after it; those of the round come last.
         """
-        for client, newest in reversed(state.items()):
-            if newest != round:
-                return
-            old = before.get(client)
-            if old is not None and all(named.get(client) != old for named in self._named.values()):
-                self.states.remove(client, old)
+        before, self._newest = self._newest, newest
+        trained = itertools.takewhile(lambda client: newest[client] == round, reversed(newest))
+        self.forget((client, before[client]) for client in trained if client in before)
 
-    def clean(self, newest: int, over: bool = True) -> None:
-        """Look through all files and remove those that the kept checkpoints, from one round back, do not need.
+    def clean(self, round: int, newest: dict[int, int]) -> None:
+        """Look through all files while nobody trains, and remove those that the kept checkpoints do not need.
 
         Args:
-            newest: the last round that counts.
-            over: whether nobody is at a later round, whose states are then of rounds that never were.
+            round: the last that counts.
+            newest: the round of each client's state after it.
         """
-        kept = [round for round in self.rounds() if round <= newest][: self.keep]
+        kept = [number for number in self.rounds() if number <= round][: self.keep]
         named: dict[int, dict[int, int]] = {}
-        for round in kept:
+        for number in kept:
             try:
-                named[round] = self._named[round] if round in self._named else read_header(self.file(round)).clients
+                named[number] = self._named[number] if number in self._named else read_header(self.file(number)).clients
             except StorageError:  # damaged: its states go with it
-                self.file(round).unlink(missing_ok=True)
+                self.file(number).unlink(missing_ok=True)
         for file in self.folder.iterdir():
             ours = _CHECKPOINT.fullmatch(file.name) or is_aside(file.name)
             if ours and file not in map(self.file, kept):
                 file.unlink(missing_ok=True)
-        self._named = named
-        self.states.retain(
-            (pair for clients in named.values() for pair in clients.items()), None if over else newest + 1
-        )
+        self._named, self._newest = named, newest
+        self.forget(self.states.kept())
 
     def load(self, file: Path, states_here: bool = True) -> tuple[Record, CheckpointHeader]:
         """Read a checkpoint; if clients' states are here, make sure that those it names exist.
