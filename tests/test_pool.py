@@ -420,8 +420,8 @@ def test_gpus_are_shared_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str | int] = []
 
     class Started(_Process):
-        def __init__(self, parcel: bytes, images: ImageFile) -> None:
-            started.append(pickle.loads(parcel).experiment.trainer.devices)
+        def __init__(self, setup: bytes, images: ImageFile) -> None:
+            started.append(pickle.loads(setup).experiment.trainer.devices)
 
         def end(self) -> str:
             return ""

@@ -58,11 +58,11 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def start_worker(parcel: bytes) -> tuple[BaseProcess, Connection[Any, Any]]:
+def start_worker(setup: bytes) -> tuple[BaseProcess, Connection[Any, Any]]:
     """Start a worker with all that it needs to know; return it and the connection to it, which ends it if closed."""
     start_fork_server()
     here, there = Pipe()
-    process = get_context("forkserver").Process(target=serve, args=(there, sys.path, dict(os.environ), parcel))
+    process = get_context("forkserver").Process(target=serve, args=(there, sys.path, dict(os.environ), setup))
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")  # else the worker would run the user's script
     try:

@@ -19,7 +19,7 @@ from jdfl_lightning.backends.base import Backend, Runner
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.fork_server import start_worker
 from jdfl_lightning.backends.local import LocalBackend
-from jdfl_lightning.backends.worker import Parcel, encode, without_images
+from jdfl_lightning.backends.worker import WorkerSetup, encode, without_images
 from jdfl_lightning.core.errors import InputError, Note, require, require_types
 from jdfl_lightning.data.cache import ImageFile, image_file
 from jdfl_lightning.storage.checkpoint import ClientStates
@@ -59,10 +59,10 @@ class PoolBackend(Backend):
         with image_file(experiment.data.images) as images:
             pool: Dispatcher | None = None
             try:
-                parcels = [_pack(experiment, images, states, threads, gpu) for gpu in (range(gpus) if gpus else [None])]
+                setups = [_pack(experiment, images, states, threads, gpu) for gpu in (range(gpus) if gpus else [None])]
 
                 def start(place: int) -> Worker:
-                    return _Process(parcels[place % len(parcels)], images)
+                    return _Process(setups[place % len(setups)], images)
 
                 pool = Dispatcher(start, wait_for, workers, experiment.data.client_sizes)
             except _NoWorkersError as error:
@@ -136,20 +136,20 @@ def _pack(experiment: Experiment, images: ImageFile, states: ClientStates, threa
     trainer = experiment.trainer if gpu is None else replace(experiment.trainer, devices=f"[{gpu}]")
     sent = replace(without_images(experiment), trainer=trainer)
     try:
-        parcel = encode(Parcel(sent, images, states, threads))
+        setup = encode(WorkerSetup(sent, images, states, threads))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise _NoWorkersError(f"they cannot be sent the settings: {error}.") from error
-    if b"__main__" in parcel:
+    if b"__main__" in setup:
         raise _NoWorkersError("they cannot import what a script or a notebook defines; put it into a module.")
-    return parcel
+    return setup
 
 
 class _Process(Worker):
     """A process of this machine, and the connection to it."""
 
-    def __init__(self, parcel: bytes, images: ImageFile) -> None:
+    def __init__(self, setup: bytes, images: ImageFile) -> None:
         try:
-            self.process, self.connection = start_worker(parcel)
+            self.process, self.connection = start_worker(setup)
         except (OSError, EOFError, AssertionError) as error:  # the last: this is a process that may not have any
             hint = " Set TMPDIR to a folder with a shorter path." if "path too long" in str(error) else ""
             raise _NoWorkersError(f"none could be started: {error}.{hint}") from error

@@ -53,13 +53,13 @@ def encode(message: object) -> bytes:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class WorkerSetup:
     """All that a worker needs to know, sent once."""
 
     experiment: Experiment
     """The settings; its data has been dealt out and holds no images."""
     images: ImageFile
-    """The file to map them from; one without a name is sent after the parcel."""
+    """The file to map them from; one without a name is sent after the setup."""
     states: ClientStates
     """Where clients keep what they remember."""
     threads: int
@@ -112,13 +112,13 @@ def failure(error: Exception) -> tuple[str, str]:
     return kind, describe(error)
 
 
-def _answer(connection: Connection, parcel: Parcel) -> None:
-    torch.set_num_threads(parcel.threads)
-    file = parcel.images
+def _answer(connection: Connection, setup: WorkerSetup) -> None:
+    torch.set_num_threads(setup.threads)
+    file = setup.images
     if isinstance(file.file, int):
         file = replace(file, file=recv_handle(connection))
-    parcel.experiment.data.images = file.map()
-    workspace = Workspace(parcel.experiment)
+    setup.experiment.data.images = file.map()
+    workspace = Workspace(setup.experiment)
     common: dict[str, Any] = {}
     while True:
         kind, content = _next(connection)
@@ -127,7 +127,7 @@ def _answer(connection: Connection, parcel: Parcel) -> None:
             continue
         try:
             if kind == "fit":
-                message: object = ("done", fit_with_state(workspace, parcel.states, replace(content, **common)))
+                message: object = ("done", fit_with_state(workspace, setup.states, replace(content, **common)))
             else:
                 message = ("done", evaluate(workspace, **content))
         except Exception as error:
@@ -135,14 +135,14 @@ def _answer(connection: Connection, parcel: Parcel) -> None:
         _send(connection, message)
 
 
-def serve(connection: Connection, path: list[str], environment: dict[str, str], parcel: bytes) -> None:
+def serve(connection: Connection, path: list[str], environment: dict[str, str], setup: bytes) -> None:
     """Do what the server asks, until it hangs up.
 
     Args:
         connection: to the server.
         path: the server's `sys.path`.
         environment: the server's.
-        parcel: a `Parcel`, which may need them to be read.
+        setup: a `WorkerSetup`, which may need them to be read.
     """
     block_group_signals()  # also if somebody else has started the fork server
     threading.Thread(target=_watch, args=(connection,), daemon=True).start()
@@ -152,7 +152,7 @@ def serve(connection: Connection, path: list[str], environment: dict[str, str], 
     warnings.simplefilter("ignore")
     reuse_memory()
     try:
-        _answer(connection, pickle.loads(parcel))
+        _answer(connection, pickle.loads(setup))
     except Exception as error:  # the settings cannot be read here, the workspace cannot be built
         _send(connection, ("unusable", describe(error)))
     _next(connection)
