@@ -21,7 +21,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.joint import class_probabilities, class_scores, predict_class
 from jdfl_lightning.models import eval_mode
-from jdfl_lightning.server.run import prepare
+from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.storage.folder import CONFIG, CURVES, load_model
 from jdfl_lightning.ui.display import Display
 

@@ -60,6 +60,7 @@ from jdfl_lightning.cli import main as command
 from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.core.messages import FitTask
 from jdfl_lightning.server import run as run_module
+from jdfl_lightning.server import session
 from jdfl_lightning.storage import trust
 
 COMMON = shlex.split(
@@ -259,8 +260,7 @@ def warm_up(folder: Path) -> None:
     """Make every run cheaper, before anything is forked: images are rendered once, pictures are empty."""
     torch.set_num_threads(1)
     DigitsDomains.load = _rendered
-    for name in ("draw_curves", "draw_discovery"):
-        setattr(run_module, name, lambda _: Figure(figsize=(1, 1)))
+    session.draw_curves = run_module.draw_discovery = lambda _: Figure(figsize=(1, 1))
     os.environ["XDG_DATA_HOME"] = str(folder)
     os.chdir(folder)
     with contextlib.redirect_stdout(io.StringIO()):

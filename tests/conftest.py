@@ -77,7 +77,9 @@ def _pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     pixel = io.BytesIO()
     Image.new("L", (1, 1)).save(pixel, "png")
-    monkeypatch.setattr("jdfl_lightning.server.run.save_figure", lambda _, file: write_whole(file, pixel.getvalue()))
+    for module in ("run", "session"):
+        name = f"jdfl_lightning.server.{module}.save_figure"
+        monkeypatch.setattr(name, lambda _, file: write_whole(file, pixel.getvalue()))
 
 
 @pytest.fixture

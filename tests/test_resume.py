@@ -173,7 +173,7 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *arguments, "--rounds", "1", "--run_dir", "run"]) == 0
     assert main(["fit", "--resume", "run", "--rounds", "2"]) == 0
     assert [row["round"] for row in read_run(Path("run")).rows] == [1, 2]
-    assert "going on after round 1" in capsys.readouterr().out
+    assert "resumed after round 1" in capsys.readouterr().out
     assert main(["fit", "--resume", "run", "--rounds", "3", "--lr", "0.5"]) == 2
     assert "Expected --lr to be 0.05 as in run but got 0.5" in capsys.readouterr().err
     assert main(["fit", "--resume", "nowhere"]) == 2

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from torch import nn
 
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.client.module import JointModule
@@ -23,19 +24,26 @@ if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
 
+def initial_backbone(experiment: Experiment) -> nn.Module:
+    """Return the backbone as every run with these settings begins, a function of the seed."""
+    with isolated_randomness(experiment.seed_everything, "backbone"):
+        return build_backbone(experiment.backbone, experiment.data.size)
+
+
 class Workspace:
     """What a process needs to train or evaluate a model, built once: the data and one module.
 
     Args:
         experiment: the run's settings; its data has been loaded and dealt out.
         first: id of the first client whose images are here.
+        backbone: the network of `initial_backbone`, if it has been built already.
     """
 
-    def __init__(self, experiment: Experiment, first: int = 0) -> None:
+    def __init__(self, experiment: Experiment, first: int = 0, backbone: nn.Module | None = None) -> None:
         self.experiment, self.first = experiment, first
         self.data = experiment.data
+        backbone = initial_backbone(experiment) if backbone is None else backbone
         with isolated_randomness(experiment.seed_everything, "backbone"):
-            backbone = build_backbone(experiment.backbone, self.data.size)
             self._module = JointModule(
                 backbone,
                 in_features=num_features(backbone, self.data.size),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.evaluation import Evaluation, Scores
 from jdfl_lightning.clustering.clusters import PseudoDomains
@@ -16,7 +17,7 @@ from jdfl_lightning.core.errors import InputError, last_line
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 from jdfl_lightning.server.phase1 import Theta, assign_newcomers, target_table
-from jdfl_lightning.server.screening import Form, screened, without_outliers
+from jdfl_lightning.server.screening import Form, Refuse, screened, without_outliers
 
 _ATTEMPTS = 3
 """Times that a round is tried before the run ends."""
@@ -80,12 +81,18 @@ class _Tally:
         """Of each: the sum over the examples of the clients that told it, and their number."""
         self.buffers = RunningSum()
         self.keeps: dict[int, bool] = {}
+        self.refused: dict[int, str] = {}
         self.failure: Exception | None = None
         """What was raised where answers come from; whoever uses them is not to blame."""
 
     def step(self, what: str, done: int, total: int) -> None:
         """Move the display for something else than the round's own fits."""
         self.journal.step(f"{self.name}: {what}", done, total)
+
+    def refuse(self, client: int, reason: str) -> None:
+        """Note an answer that does not enter the round."""
+        self.refused[client] = reason
+        self.journal.refused(self.round, client, reason)
 
     def count(self, results: Iterator[FitResult | FitFailure]) -> Iterator[FitResult | FitFailure]:
         """Move the display as clients answer."""
@@ -148,96 +155,116 @@ def _run_round(
     frozen: Collection[str],
     journal: Journal,
 ) -> tuple[ServerState, dict[str, float]]:
-    """Run a round; one that too few clients answer is void and repeated, with clients drawn anew."""
-    algorithm, seed, start = experiment.algorithm, experiment.seed_everything, time.perf_counter()
-    sizes = experiment.data.client_sizes
-    num_clients, num_examples = len(sizes), sum(sizes)
-    by_size = algorithm.weighting == "samples" and algorithm.tells_weights
-    broadcast, domains, table = algorithm.broadcast(state.record), state.domains, None
-    probes_down = probes_up = 0
-    refused: dict[int, str] = {}
-
-    def refuse(client: int, reason: str) -> None:
-        refused[client] = reason
-        journal.refused(number, client, reason)
-
+    """Sample, fit, screen, aggregate; a round that too few clients answer is void and repeated, with others drawn."""
+    algorithm, start = experiment.algorithm, time.perf_counter()
+    num_clients, asked = len(experiment.data.client_sizes), experiment.clients_per_round
+    domains, probes_down, probes_up = state.domains, 0, 0
     for attempt in range(_ATTEMPTS):
-        context = RoundContext(number, num_clients, experiment.clients_per_round, seed, attempt)
-        chosen = algorithm.sample(state.record, context)
-        tally = _Tally(number, len(chosen), journal)
-        if domains is not None:
-            if experiment.supervision != "random":  # which does not look at a client's pseudo-domain
-                draw = 1 + number * _ATTEMPTS + attempt
-                domains, down, up = assign_newcomers(
-                    experiment, runner, theta_0, domains, chosen, draw, tally.step, journal.unassigned
-                )
-                probes_down, probes_up = probes_down + down, probes_up + up
-            table = target_table(experiment, domains)
-        tasks = [
-            FitTask(
-                client=client,
-                round=number,
-                seed=seed,
-                weights=state.weights,
-                buffers=state.buffers,
-                server=broadcast,
-                rounds=experiment.rounds,
-                weight=num_clients * sizes[client] / num_examples if by_size else 1.0,
-                domain=0 if domains is None else domains.of(client),
-                since=state.clients.get(client, 0),
-                attempt=attempt,
-                table=table,
+        context = RoundContext(number, num_clients, asked, experiment.seed_everything, attempt)
+        clients = algorithm.sample(state.record, context)
+        tally = _Tally(number, len(clients), journal)
+        if domains is not None and experiment.supervision != "random":  # which looks at no client's pseudo-domain
+            draw = 1 + number * _ATTEMPTS + attempt
+            domains, down, up = assign_newcomers(
+                experiment, runner, theta_0, domains, clients, draw, tally.step, journal.unassigned
             )
-            for client in chosen
-        ]
-        refused.clear()
-        form = Form.of(algorithm, tasks[0], len(experiment.data.class_names), experiment.trainer.dtype, frozen)
+            probes_down, probes_up = probes_down + down, probes_up + up
+        tasks = _tasks(experiment, state, domains, clients, context)
         answers = tally.count(runner.fit(tasks))
-        results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
-        if experiment.max_update_norm is not None:
-            results = without_outliers(results, state.weights, experiment.max_update_norm, refuse)
-        results = tally.watch(results)
-        try:
-            first = next(results, None)
-            if first is None and not algorithm.may_be_empty:
-                _stop_if_all_fail_alike(number, refused)
-                continue
-            answered = results if first is None else chain([first], results)
-            weights, record = algorithm.aggregate(state.weights, state.record, answered, context)
-        except Exception as error:  # all answers are of the declared form: it is the algorithm's own
-            if isinstance(error, InputError) or error is tally.failure:
-                raise
-            journal.broken("".join(traceback.format_exception(error)).strip())
-            raise InputError(
-                f"{type(algorithm).__name__} could not aggregate round {number}: {type(error).__name__}: {error}"
-            ) from error
-        if algorithm.may_be_empty or tally.clients >= experiment.min_clients:
+        results = tally.watch(_screen(experiment, answers, tasks[0], frozen, tally.refuse))
+        aggregated = _aggregate(algorithm, state, results, context, tally)
+        if aggregated is not None and (algorithm.may_be_empty or tally.clients >= experiment.min_clients):
             break
     else:
-        client, reason = next(iter(refused.items()))
+        client, reason = next(iter(tally.refused.items()))
         raise InputError(
             f"Expected at least {experiment.min_clients} of {len(tasks)} clients to answer in round {number} but "
             f"{_ATTEMPTS} attempts were void. Client {client}: {last_line(reason)}"
         ) from RuntimeError(reason)
     runner.finish()  # at most one round waits for its scores
-    clients = dict(state.clients)
-    for client, keeps in tally.keeps.items():
-        clients.pop(client, None)
-        if keeps:
-            clients[client] = number
+    weights, record = aggregated
     metrics = {
         "train/loss": float("nan"),
         **{name: total / examples for name, (total, examples) in tally.metrics.items()},
         **algorithm.metrics(record, context),
         "clients": tally.clients,
-        "refused": len(refused),
+        "refused": len(tally.refused),
         **({} if domains is None else {"joined": float(len(domains.newcomers))}),
         "bytes/down": probes_down + sum(task.num_bytes for task in tasks),
         "bytes/up": probes_up + tally.bytes,
         "time/fit": time.perf_counter() - start,
     }
+    kept = {client: round for client, round in state.clients.items() if client not in tally.keeps}
+    kept |= {client: number for client, keeps in tally.keeps.items() if keeps}
     buffers = tally.buffers.mean() if tally.clients else state.buffers
-    return ServerState(number, weights, buffers, record, clients, domains), metrics
+    return ServerState(number, weights, buffers, record, kept, domains), metrics
+
+
+def _tasks(
+    experiment: Experiment,
+    state: ServerState,
+    domains: PseudoDomains | None,
+    clients: Sequence[int],
+    context: RoundContext,
+) -> list[FitTask]:
+    """Return what is sent to a round's clients."""
+    algorithm, sizes = experiment.algorithm, experiment.data.client_sizes
+    by_size = algorithm.weighting == "samples" and algorithm.tells_weights
+    broadcast = algorithm.broadcast(state.record)
+    table = None if domains is None else target_table(experiment, domains)
+    return [
+        FitTask(
+            client=client,
+            round=context.number,
+            seed=context.seed,
+            weights=state.weights,
+            buffers=state.buffers,
+            server=broadcast,
+            rounds=experiment.rounds,
+            weight=len(sizes) * sizes[client] / sum(sizes) if by_size else 1.0,
+            domain=0 if domains is None else domains.of(client),
+            since=state.clients.get(client, 0),
+            attempt=context.attempt,
+            table=table,
+        )
+        for client in clients
+    ]
+
+
+def _screen(
+    experiment: Experiment,
+    answers: Iterator[FitResult | FitFailure],
+    task: FitTask,
+    frozen: Collection[str],
+    refuse: Refuse,
+) -> Iterator[FitResult]:
+    """Give the answers that can be used."""
+    algorithm, num_classes = experiment.algorithm, len(experiment.data.class_names)
+    form = Form.of(algorithm, task, num_classes, experiment.trainer.dtype, frozen)
+    results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
+    if experiment.max_update_norm is not None:
+        results = without_outliers(results, task.weights, experiment.max_update_norm, refuse)
+    return results
+
+
+def _aggregate(
+    algorithm: Algorithm, state: ServerState, results: Iterator[FitResult], context: RoundContext, tally: _Tally
+) -> tuple[Tensors, Record] | None:
+    """Return the server's new weights and record; nothing if there is no answer and the algorithm needs one."""
+    try:
+        first = next(results, None)
+        if first is None and not algorithm.may_be_empty:
+            _stop_if_all_fail_alike(context.number, tally.refused)
+            return None
+        answered = results if first is None else chain([first], results)
+        return algorithm.aggregate(state.weights, state.record, answered, context)
+    except Exception as error:  # all answers are of the declared form: it is the algorithm's own
+        if isinstance(error, InputError) or error is tally.failure:
+            raise
+        tally.journal.broken("".join(traceback.format_exception(error)).strip())
+        raise InputError(
+            f"{type(algorithm).__name__} could not aggregate round {context.number}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:

@@ -21,8 +21,9 @@ from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTa
 from jdfl_lightning.core.tensors import Record, flatten
 from jdfl_lightning.models import LAYER_SUBSETS, select_parameters
 from jdfl_lightning.report.diagnosis import draw_diagnosis
+from jdfl_lightning.server.preparation import prepare, require_discovery
 from jdfl_lightning.server.resume import find_run
-from jdfl_lightning.server.run import open_run, prepare, require_discovery
+from jdfl_lightning.server.session import open_run
 from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.findings import Finding, read_findings, write_findings
 from jdfl_lightning.storage.folder import DIAGNOSIS_FIGURE

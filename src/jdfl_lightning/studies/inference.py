@@ -21,7 +21,7 @@ from jdfl_lightning.data.loader import to_input
 from jdfl_lightning.joint import Score, class_probabilities, predict_class, split_index
 from jdfl_lightning.models import build_backbone
 from jdfl_lightning.report.markup import csv_cell
-from jdfl_lightning.server.run import prepare
+from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.storage.folder import SavedModel, Which, load_model, read_run
 from jdfl_lightning.storage.trust import known_backbone, own_settings, require_known
 from jdfl_lightning.ui.display import Display

@@ -1,0 +1,42 @@
+"""What can be wrong with a run is found before its folder is made."""
+
+from __future__ import annotations
+
+import warnings
+
+from jdfl_lightning.client.fit import Workspace, initial_backbone
+from jdfl_lightning.client.trainer import check_trainer
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.core.errors import Note, require
+from jdfl_lightning.models import num_features
+from jdfl_lightning.ui.display import Display
+
+
+def prepare(experiment: Experiment, display: Display) -> Workspace:
+    """Load the images and find out what can be wrong before a run folder is made: trainer, backbone, data, layers."""
+    data = experiment.data
+    data.progress = display.step
+    check_trainer(experiment.trainer)
+    backbone = initial_backbone(experiment)
+    num_features(backbone, data.size)  # which runs it: it is of no use if it does not fit the images
+    if data.roster is None:
+        data.deal(experiment.seed_everything)
+        for domain, classes in data.untested().items():
+            warnings.warn(
+                f"The test images of {domain} have none of {', '.join(classes)}: too few images for "
+                f"--data.test_fraction {data.test_fraction:g}. Its accuracy says nothing about them.",
+                Note,
+                stacklevel=2,
+            )
+    workspace = Workspace(experiment, backbone=backbone)
+    length, short = workspace.update_length(), experiment.clustering.sketch_dim
+    fits = short is None or short <= length
+    require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)
+    experiment.algorithm.check_run(experiment, workspace.initial(num_domains=1)[1])
+    return workspace
+
+
+def require_discovery(experiment: Experiment) -> None:
+    """Refuse Phase 1 with an algorithm for which nobody may look at a client's update."""
+    allowed, name = experiment.algorithm.allows_discovery, type(experiment.algorithm).__name__
+    require(allowed, "--algorithm", "another one, as discovery looks at every client's update,", name)

@@ -1,0 +1,184 @@
+"""A run that is open: its folder, locked; its logger and journal; the backend; where it was, if it is resumed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jdfl_lightning.backends import Runner
+from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.clustering.updates import Updates
+from jdfl_lightning.config import Experiment, as_dict, save_config
+from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
+from jdfl_lightning.core.files import remove_asides
+from jdfl_lightning.core.messages import UNKNOWN
+from jdfl_lightning.core.tensors import misfit
+from jdfl_lightning.report.run import draw_curves
+from jdfl_lightning.server.journal import RunJournal
+from jdfl_lightning.server.preparation import prepare
+from jdfl_lightning.server.resume import Reached, best_so_far, find_run, read_reached, reuse_discovery
+from jdfl_lightning.server.rounds import ServerState, evaluate_round
+from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates
+from jdfl_lightning.storage.folder import (
+    CURVES,
+    DIAGNOSIS,
+    DISCOVERY,
+    METRICS,
+    last_round,
+    lock_run,
+    make_run_folder,
+    read_run,
+    require_own_files,
+    save_figure,
+    save_joined,
+)
+from jdfl_lightning.storage.trust import CONFIG, own_settings
+from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.interrupts import after_current_client
+from jdfl_lightning.ui.loggers import log_picture, open_logger
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a run works with while it is open."""
+
+    experiment: Experiment
+    workspace: Workspace
+    """Has the shared initialisation, theta_0."""
+    runner: Runner
+    journal: RunJournal
+    updates: Updates | None = None
+    """What clients sent in a Phase 1 that is reused."""
+    reached: Reached | None = None
+    """Where the run was when it ended, if it is resumed."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.journal.folder
+
+    def resumed(self, start: ServerState) -> ServerState:
+        """Return the state to go on from: where the run was, or the start. A round that was never evaluated is now."""
+        if self.reached is None:
+            return start
+        state = _reached_state(self.reached, start, self.experiment.data.num_clients)
+        if last_round(self.folder) < state.round:
+            metrics, evaluated = self.reached.metrics, self.reached.evaluated
+            evaluate_round(self.experiment, self.runner, state, metrics, self.journal, evaluated)
+        return state
+
+    def finish(self, state: ServerState) -> None:
+        """Save what is known of pseudo-domains only in the end: who joined."""
+        if state.domains is not None and state.domains.joined:
+            save_joined(self.folder, state.domains, self.experiment.data.true_domains)
+
+
+@contextmanager
+def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
+    """Open a run, a new one or one that is resumed; if it ends early, what is whole is saved.
+
+    Args:
+        experiment: the settings.
+        display: where progress is shown.
+    """
+    earlier = find_run(experiment)
+    workspace = prepare(experiment, display)
+    data = experiment.data.fingerprint()
+    reached = None if earlier is None else read_reached(experiment, earlier, data)
+    known = earlier is not None and (earlier / DISCOVERY).exists()
+    updates = None if known else reuse_discovery(experiment, data)  # else it may have gone since
+    own = earlier is not None and bool(own_settings(earlier))  # else its checkpoint could name anybody's W&B run
+    logged = reached.header.logger if reached is not None and own else None
+    logger, status = None, "failed"
+    with open_run(experiment, experiment.name, earlier) as folder:
+        try:
+            logger = open_logger(experiment.logger, folder, experiment.name, logged)
+            where = f", resumed after round {reached.state.round}" if reached else ""
+            display.say(f"run folder: {folder}{where}")
+            if logger is not None:
+                logger.log_hyperparams(as_dict(experiment))
+            best = best_so_far(folder, reached.state.round if reached else 0, experiment.algorithm.keeps_best)
+            states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients)
+            with after_current_client(display.say) as check:
+                journal = RunJournal(experiment, folder, data, logger, display, best, check)
+                if reached is not None:
+                    journal.resume(reached.state)
+                try:
+                    with experiment.backend.open(experiment, states) as runner:
+                        yield Session(experiment, workspace, runner, journal, updates, reached)
+                except (KeyboardInterrupt, InputError) as error:
+                    if not isinstance(error, StorageError):
+                        journal.save()
+                    if isinstance(error, KeyboardInterrupt):
+                        raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
+                    raise
+            save_figure(draw_curves(read_run(folder)), folder / CURVES)
+            log_picture(logger, "curves", folder / CURVES)
+            status = "success"
+        finally:
+            if logger is not None:
+                logger.finalize(status)
+
+
+@contextmanager
+def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterator[Path]:
+    """Make the folder of a run, or take that of an earlier one, and lock it; one in which nothing was done goes again.
+
+    Args:
+        experiment: the settings, which are saved in it.
+        name: of a new folder in ``runs``.
+        earlier: the folder of the run that is resumed.
+    """
+    folder = make_run_folder(experiment.run_dir, name) if earlier is None else earlier
+    require_own_files(folder)
+    lock = lock_run(folder)
+    try:
+        remove_asides(folder)
+        save_config(experiment, folder / CONFIG)
+        yield folder
+    except InputError:
+        if earlier is None and not _has_begun(folder):  # nothing is lost
+            shutil.rmtree(folder, ignore_errors=True)
+            if experiment.run_dir is None:
+                with suppress(OSError):  # runs/, unless it holds other runs
+                    folder.parent.rmdir()
+        raise
+    finally:
+        lock.close()
+
+
+def _has_begun(folder: Path) -> bool:
+    """Return whether anything was finished that would have to be done again: Phase 1, a round, a case of a sweep."""
+    sweep = folder / DIAGNOSIS
+    cases = sweep.is_file() and sweep.read_text().count("\n") > 1  # it has a head from the beginning
+    return (
+        cases or any((folder / name).exists() for name in (METRICS, DISCOVERY)) or bool(Checkpoints(folder, 1).rounds())
+    )
+
+
+def _reached_state(reached: Reached, start: ServerState, num_clients: int) -> ServerState:
+    """Return the state that a resumed run had reached, in the form that this one would have."""
+    problem = (
+        misfit(reached.state.weights, start.weights)
+        or misfit(reached.state.buffers, start.buffers)
+        or next(filter(None, (misfit(reached.state.record.get(g, {}), like) for g, like in start.record.items())), None)
+    )
+    if problem:
+        raise StorageError(f"Expected a checkpoint of this network and algorithm but {problem}.")
+    weights = {name: reached.state.weights[name] for name in start.weights}
+    domains = start.domains
+    if domains is not None:
+        for client, domain in reached.header.joined.items():
+            if not (0 <= client < num_clients and UNKNOWN <= domain < domains.num_domains):
+                known = f"{num_clients} clients in {domains.num_domains} pseudo-domains"
+                raise StorageError(f"Expected a checkpoint of {known} but it has client {client} in {domain}.")
+        moved = reached.centroids is not None
+        centroids = domains.centroids if reached.centroids is None else reached.centroids
+        like = domains.centroids
+        if (centroids.shape, centroids.dtype) != (like.shape, like.dtype) or not centroids.isfinite().all():
+            raise StorageError("Expected a checkpoint of these pseudo-domains but it has other centroids.")
+        domains = replace(domains, joined=reached.header.joined, centroids=centroids, moved=moved)
+    return replace(reached.state, weights=weights, domains=domains)
