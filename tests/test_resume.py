@@ -222,7 +222,8 @@ def test_settings_of_a_wrong_type_are_named(
 
 def test_auto_skips_what_it_cannot_read() -> None:
     first = fit(experiment(rounds=1, supervision="base"))
-    for number, wrong in enumerate(({"rounds": "x"}, {"checkpoint": 5}, {"clustering": [5]})):
+    typed_wrongly: list[dict[str, Any]] = [{"rounds": "x"}, {"checkpoint": 5}, {"clustering": [5]}]
+    for number, wrong in enumerate(typed_wrongly):
         shutil.copytree(first.folder, f"runs/{9 - number}")
         change_settings(Path(f"runs/{9 - number}"), **wrong)
     for name, text in (("a", b"lr: ["), ("b", b"\xff"), ("c", b"")):
