@@ -43,7 +43,12 @@ def records(file: Path) -> Iterator[Any]:
 
 
 def read_offline(folder: Path) -> dict[str, Any]:
-    """Return history, metric definitions, config and name of the one offline run in a folder."""
+    """Return history, metric definitions, config and name of the one offline run in a folder.
+
+    W&B's service writes the log: a run that is finished has told it so, and does not wait until it has. A process waits
+    at its end, and so does this.
+    """
+    wandb.teardown()
     (file,) = folder.rglob("*.wandb")
     found: dict[str, Any] = {"history": [], "metrics": {}, "config": {}, "images": set()}
     for record in records(file):
