@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from helpers import Lines, children, contents, digits, environment, experiment, until
+from helpers import Lines, children, contents, digits, environment, experiment, finished, until
 from jdfl_lightning import (
     MOON,
     PACS,
@@ -112,7 +112,7 @@ def pipe_at(path: Path) -> Iterator[None]:
 @posix
 def test_a_pipe_is_no_image(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Reading it would wait for ever for somebody who writes."""
-    fit(experiment(run_dir="run", rounds=1, supervision="base"))
+    finished("run", rounds=1, supervision="base")
     pipe = image_tree / "dark" / "class1" / "x.png"
     with pipe_at(pipe):
         with pytest.raises(InputError, match=r"class1/x\.png is not a regular file"):

@@ -16,8 +16,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from helpers import environment, experiment, until
-from jdfl_lightning import fit
+from helpers import environment, finished, until
 from jdfl_lightning.cli import COMMANDS, main
 from jdfl_lightning.ui.display import LiveDisplay, PlainDisplay, open_display
 
@@ -188,7 +187,7 @@ def test_screen_of_a_real_process(tmp_path: Path) -> None:
 
 
 def test_predict(capsys: pytest.CaptureFixture[str]) -> None:
-    fit(experiment(run_dir="run", rounds=1))
+    finished("run", rounds=1)
     folder = Path("pictures") / "deep"
     folder.mkdir(parents=True)
     for number in range(3):
@@ -275,7 +274,7 @@ def test_interrupt_ends_with_130() -> None:
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    fit(experiment(run_dir="run", rounds=1, supervision="base"))
+    finished("run", rounds=1, supervision="base")
     Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save("x.png")
     command = f"{sys.executable} -m jdfl_lightning predict --run run {'x.png ' * 500} | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment())

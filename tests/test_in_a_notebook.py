@@ -9,7 +9,7 @@ import rich.console
 import torch
 from rich.console import Console
 
-from helpers import digits, experiment
+from helpers import digits, experiment, finished
 from jdfl_lightning import ImageFolderDomains, SiteFolders, fit
 from jdfl_lightning.client.groups import GroupDomains
 from jdfl_lightning.clustering.clusters import cluster
@@ -81,7 +81,7 @@ def test_groups_have_the_tables_and_the_picture_of_a_run() -> None:
 
 
 def test_predict_raises_if_nobody_asks_for_what_cannot_be_read() -> None:
-    run = fit(experiment(run_dir="run", rounds=1))
+    run = finished("run", rounds=1)
     Path("broken.png").write_bytes(b"broken")
     model = load_model(run.folder, "last")
     with pytest.raises(InputError, match=r"broken\.png cannot be read"):

@@ -12,7 +12,7 @@ import pytest
 import wandb
 import yaml
 
-from helpers import experiment
+from helpers import experiment, until
 from jdfl_lightning import fit
 from jdfl_lightning.config import as_dict
 from jdfl_lightning.core.errors import Note
@@ -33,6 +33,8 @@ def records(file: Path) -> Iterator[Any]:
             position += _BLOCK - position % _BLOCK
             continue
         _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        if position + 7 + length > len(content):  # it is still being written
+            return
         parts += content[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
@@ -50,6 +52,7 @@ def read_offline(folder: Path) -> dict[str, Any]:
     """
     wandb.teardown()
     (file,) = folder.rglob("*.wandb")
+    until(lambda: any(record.WhichOneof("record_type") == "exit" for record in records(file)))  # another process writes
     found: dict[str, Any] = {"history": [], "metrics": {}, "config": {}, "images": set()}
     for record in records(file):
         kind = record.WhichOneof("record_type")

@@ -265,11 +265,17 @@ def test_every_client_is_drawn_as_often() -> None:
 # --- the budget
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.7, 1.0, 4.0])
-@pytest.mark.parametrize(("num_clients", "asked"), [(10, 5), (100, 10), (1000, 20), (50, 50)])
-@pytest.mark.parametrize("rounds", [1, 6])
-def test_epsilon_is_that_of_the_accountant(num_clients: int, asked: int, rounds: int, noise_multiplier: float) -> None:
-    """Noise of deviation z C on a sum that one client moves by 2 C, round after round, for sampled clients."""
+NOISES, SAMPLES = [0.7, 1.0, 4.0], [(10, 5), (100, 10), (1000, 20), (50, 50)]
+
+
+@pytest.mark.parametrize("row", range(len(NOISES)))
+@pytest.mark.parametrize("column", range(len(SAMPLES)))
+def test_epsilon_is_that_of_the_accountant(row: int, column: int) -> None:
+    """Noise of deviation z C on a sum that one client moves by 2 C, round after round, for sampled clients.
+
+    Every pair of a noise, a sample and a number of rounds is there.
+    """
+    noise_multiplier, (num_clients, asked), rounds = NOISES[row], SAMPLES[column], (1, 6)[(row + column) % 2]
     clip_norm, delta = 3.0, 1e-6
     event = GaussianDpEvent((noise_multiplier * clip_norm) / (2 * clip_norm))
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
