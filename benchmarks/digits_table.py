@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from jdfl_lightning.storage.folder import CURVES, read_run
+from jdfl_lightning.storage.folder import read_run
+from jdfl_lightning.storage.names import CURVES
 
 
 def run(folder: Path, arguments: list[str], threads: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from jdfl_lightning.storage.folder import write_metrics
+from jdfl_lightning.storage.metrics import write_metrics
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 

@@ -58,7 +58,7 @@ from jdfl_lightning.report.comparison import COLUMNS
 from jdfl_lightning.report.tables import as_csv
 from jdfl_lightning.server import journal as journals
 from jdfl_lightning.server.resume import require_equal
-from jdfl_lightning.storage.folder import append_metrics
+from jdfl_lightning.storage.metrics import append_metrics
 from jdfl_lightning.studies.inference import Prediction, write_predictions
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from jdfl_lightning.server.phase1 import assign_newcomers, collect_updates, disc
 from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
-from jdfl_lightning.storage.folder import read_discovery
+from jdfl_lightning.storage.discoveries import read_discovery
 from jdfl_lightning.ui.display import Display
 
 

@@ -17,7 +17,7 @@ from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.report.discovery import discovery_tables, draw_discovery
 from jdfl_lightning.report.run import Picture, draw_curves
-from jdfl_lightning.storage.folder import load_model
+from jdfl_lightning.storage.weights import load_model
 from jdfl_lightning.studies.inference import predict
 from jdfl_lightning.ui.display import PlainDisplay
 

@@ -29,7 +29,7 @@ from jdfl_lightning.federation.server import SitesBackend
 from jdfl_lightning.server.rounds import Journal, RoundReport, ServerState, run_rounds
 from jdfl_lightning.server.screening import Form, screened, why_not, without_outliers
 from jdfl_lightning.storage.checkpoint import ClientStates
-from jdfl_lightning.storage.folder import load_model
+from jdfl_lightning.storage.weights import load_model
 from jdfl_lightning.ui.display import PlainDisplay
 
 NAN = float("nan")

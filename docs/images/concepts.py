@@ -22,7 +22,7 @@ from torch import Tensor
 
 from jdfl_lightning import DigitsDomains, Experiment, GradedTargets, HardTargets, LocalBackend, RandomTargets
 from jdfl_lightning.server.run import discover
-from jdfl_lightning.storage.folder import read_discovery
+from jdfl_lightning.storage.discoveries import read_discovery
 
 COLOURS = ["#4477aa", "#cc5566", "#228833", "#aa7722"]
 GREY = "#555555"

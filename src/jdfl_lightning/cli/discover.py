@@ -14,7 +14,7 @@ def discover(settings: Sequence[str]) -> int:
     from jdfl_lightning.core.memory import reuse_memory
     from jdfl_lightning.report.discovery import discovery_tables
     from jdfl_lightning.server import run as server
-    from jdfl_lightning.storage.folder import read_discovery
+    from jdfl_lightning.storage.discoveries import read_discovery
     from jdfl_lightning.ui.display import open_display
 
     reuse_memory()

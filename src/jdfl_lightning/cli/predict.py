@@ -26,7 +26,7 @@ def predict(
         trust: Import whatever classes the run folder names, even if you did not make it here.
     """
     from jdfl_lightning.cli.program import BAD_INPUT, PROGRAM
-    from jdfl_lightning.storage.folder import kept_weights
+    from jdfl_lightning.storage.weights import kept_weights
     from jdfl_lightning.studies.inference import list_images, load_to_use, write_predictions
     from jdfl_lightning.studies.inference import predict as predictions_of
 

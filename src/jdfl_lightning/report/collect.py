@@ -16,7 +16,8 @@ from jdfl_lightning.core.errors import InputError, StorageError, without_stop
 from jdfl_lightning.core.settings import declared_settings, flat_settings
 from jdfl_lightning.data.base import PLACES
 from jdfl_lightning.storage.checkpoint import Checkpoints, read_header
-from jdfl_lightning.storage.folder import DIAGNOSIS, DISCOVERY, METRICS, Run, read_run
+from jdfl_lightning.storage.folder import Run, read_run
+from jdfl_lightning.storage.names import DIAGNOSIS, DISCOVERY, METRICS
 from jdfl_lightning.storage.trust import CONFIG
 
 Value: TypeAlias = str | int | float | bool | None

@@ -15,7 +15,7 @@ from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import METHOD, PACKAGE, SUPERVISIONS, Settings, Value
 from jdfl_lightning.report.published.differences import differences, shown
 from jdfl_lightning.report.statistics import paired_difference, spread
-from jdfl_lightning.storage.folder import DOMAIN_PREFIX
+from jdfl_lightning.storage.names import DOMAIN_PREFIX
 
 COLUMNS = [
     *("experiment", "table", "algorithm", "supervision", "num_domains", "settings", "seeds", "quantity", "domain"),

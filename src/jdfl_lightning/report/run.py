@@ -12,7 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
 from rich.table import Column, Table
 
-from jdfl_lightning.storage.folder import DOMAIN_PREFIX, Run, Which
+from jdfl_lightning.storage.folder import Run
+from jdfl_lightning.storage.names import DOMAIN_PREFIX, Which
 
 
 def right(*names: str) -> list[Column]:

@@ -13,14 +13,9 @@ from jdfl_lightning.core.errors import last_line
 from jdfl_lightning.server.resume import as_record, bit_versions, fixed_settings
 from jdfl_lightning.server.rounds import Journal, RoundReport, ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
-from jdfl_lightning.storage.folder import (
-    ModelHeader,
-    SavedModel,
-    append_metrics,
-    digest_discovery,
-    digest_metrics,
-    digest_rows,
-)
+from jdfl_lightning.storage.discoveries import digest_discovery
+from jdfl_lightning.storage.metrics import append_metrics, digest_metrics, digest_rows
+from jdfl_lightning.storage.weights import ModelHeader, SavedModel
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import logger_run
 

@@ -17,24 +17,12 @@ from jdfl_lightning.core.settings import chosen, declared_settings, flat_setting
 from jdfl_lightning.core.tensors import Record
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
-from jdfl_lightning.storage.folder import (
-    ALONE,
-    DIAGNOSIS,
-    DISCOVERY,
-    METRICS,
-    RUNS,
-    ModelHeader,
-    digest_discovery,
-    digest_metrics,
-    forget_rounds,
-    last_round,
-    load_discovery,
-    load_model,
-    require_own_files,
-    same_scores,
-    was_evaluated,
-)
+from jdfl_lightning.storage.discoveries import digest_discovery, load_discovery
+from jdfl_lightning.storage.folder import require_own_files
+from jdfl_lightning.storage.metrics import digest_metrics, forget_rounds, last_round, same_scores, was_evaluated
+from jdfl_lightning.storage.names import ALONE, DIAGNOSIS, DISCOVERY, METRICS, RUNS
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
+from jdfl_lightning.storage.weights import ModelHeader, load_model
 
 _LOOKED_INTO: dict[str, type] = {"rounds": int, "checkpoint": dict, "checkpoint.every": int, "clustering": dict}
 """Settings of a run folder that are more than compared, and their types; a group comes before what is in it."""

@@ -15,16 +15,9 @@ from jdfl_lightning.server.preparation import prepare, require_discovery
 from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.server.session import Session, open_run, open_session
 from jdfl_lightning.storage.checkpoint import CLIENTS, ClientStates
-from jdfl_lightning.storage.folder import (
-    ALONE,
-    DISCOVERY_FIGURE,
-    Run,
-    load_discovery,
-    read_discovery,
-    read_run,
-    save_discovery,
-    save_figure,
-)
+from jdfl_lightning.storage.discoveries import load_discovery, read_discovery, save_discovery
+from jdfl_lightning.storage.folder import Run, read_run, save_figure
+from jdfl_lightning.storage.names import ALONE, DISCOVERY_FIGURE
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture

@@ -22,19 +22,10 @@ from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.server.resume import Reached, best_so_far, find_run, read_reached, reuse_discovery
 from jdfl_lightning.server.rounds import ServerState, evaluate_round
 from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates
-from jdfl_lightning.storage.folder import (
-    CURVES,
-    DIAGNOSIS,
-    DISCOVERY,
-    METRICS,
-    last_round,
-    lock_run,
-    make_run_folder,
-    read_run,
-    require_own_files,
-    save_figure,
-    save_joined,
-)
+from jdfl_lightning.storage.discoveries import save_joined
+from jdfl_lightning.storage.folder import lock_run, make_run_folder, read_run, require_own_files, save_figure
+from jdfl_lightning.storage.metrics import last_round
+from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client

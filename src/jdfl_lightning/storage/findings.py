@@ -11,7 +11,7 @@ from typing import Any
 
 from jdfl_lightning.core.errors import InputError, StorageError
 from jdfl_lightning.core.files import read_text, write_whole
-from jdfl_lightning.storage.folder import DIAGNOSIS
+from jdfl_lightning.storage.names import DIAGNOSIS
 
 
 @dataclass(frozen=True)

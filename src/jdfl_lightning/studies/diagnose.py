@@ -26,7 +26,7 @@ from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.session import open_run
 from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.findings import Finding, read_findings, write_findings
-from jdfl_lightning.storage.folder import DIAGNOSIS_FIGURE
+from jdfl_lightning.storage.names import DIAGNOSIS_FIGURE
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client
 

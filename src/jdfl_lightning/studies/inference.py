@@ -22,8 +22,10 @@ from jdfl_lightning.joint import Score, class_probabilities, predict_class, spli
 from jdfl_lightning.models import build_backbone
 from jdfl_lightning.report.markup import csv_cell
 from jdfl_lightning.server.preparation import prepare
-from jdfl_lightning.storage.folder import SavedModel, Which, load_model, read_run
+from jdfl_lightning.storage.folder import read_run
+from jdfl_lightning.storage.names import Which
 from jdfl_lightning.storage.trust import known_backbone, own_settings, require_known
+from jdfl_lightning.storage.weights import SavedModel, load_model
 from jdfl_lightning.ui.display import Display
 
 _BATCH = 64

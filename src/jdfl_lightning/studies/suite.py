@@ -13,16 +13,9 @@ from jdfl_lightning.core.errors import InputError, StorageError, require, requir
 from jdfl_lightning.core.files import is_aside
 from jdfl_lightning.server.resume import check_same, check_updates
 from jdfl_lightning.server.run import discover, fit
-from jdfl_lightning.storage.folder import (
-    CURVES,
-    DISCOVERY,
-    DISCOVERY_FIGURE,
-    METRICS,
-    RUNS,
-    VECTORS,
-    last_round,
-    lock_run,
-)
+from jdfl_lightning.storage.folder import lock_run
+from jdfl_lightning.storage.metrics import last_round
+from jdfl_lightning.storage.names import CURVES, DISCOVERY, DISCOVERY_FIGURE, METRICS, RUNS, VECTORS
 from jdfl_lightning.storage.trust import CONFIG
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import in_group

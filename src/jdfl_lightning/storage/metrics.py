@@ -1,0 +1,113 @@
+"""``metrics.csv``: a row for each round."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jdfl_lightning.core.errors import StorageError
+from jdfl_lightning.core.files import read_text, write_whole
+from jdfl_lightning.storage.names import DOMAIN_PREFIX, METRICS
+
+if TYPE_CHECKING:
+    from jdfl_lightning.storage.weights import ModelHeader
+
+
+def append_metrics(folder: Path, row: Mapping[str, float]) -> None:
+    """Add a round's row to ``metrics.csv``; a column that is new is NaN in the rows before."""
+    write_metrics(folder, [*read_rows(folder), row])
+
+
+def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``metrics.csv`` whole; a column that a row has not is NaN in it."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, restval="nan", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(folder / METRICS, out.getvalue().encode())
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """Read ``metrics.csv``, its cells as texts; no rows if it is not there."""
+    if not (folder / METRICS).exists():
+        return []
+    try:
+        rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(read_text(folder / METRICS), newline="")))
+        if any(None in row or None in row.values() for row in rows):
+            raise ValueError("a row has more or fewer cells than the first line")
+        return rows
+    except (OSError, ValueError, csv.Error) as error:
+        raise StorageError(f"Expected a table but {folder / METRICS} cannot be read: {error}.") from error
+
+
+def digest_rows(rows: Iterable[Mapping[str, Any]], before: str = "") -> str:
+    """Return a digest of a table's rows: what they say, not how long it took.
+
+    Args:
+        rows: numbers, or the texts that ``metrics.csv`` has for them.
+        before: the digest of the rows before these.
+    """
+    for row in rows:
+        cells = sorted(f"{n}={v}" for n, v in row.items() if not n.startswith("time/") and str(v) != "nan")
+        before = hashlib.blake2b("\n".join([before, *cells]).encode(), digest_size=16).hexdigest()
+    return before
+
+
+def digest_metrics(folder: Path, until: int) -> str:
+    """Return the digest of the rows of ``metrics.csv`` up to a round."""
+    return digest_rows(row for row in read_rows(folder) if _number(folder, row, "round") <= until)
+
+
+def same_scores(folder: Path, header: ModelHeader) -> bool:
+    """Return whether the row of a saved model's round has the accuracies that are saved with the model."""
+    row = next((row for row in read_rows(folder) if _number(folder, row, "round") == header.round), None)
+    if row is None or math.isnan(_number(folder, row, "test/acc")) == ("test/acc" in header.scores):
+        return False
+    return all(_number(folder, row, name) == value for name, value in header.scores.items())
+
+
+def was_evaluated(folder: Path, round: int) -> bool | None:
+    """Return whether the row of a round has accuracies; none if there is no such row."""
+    row = next((row for row in read_rows(folder) if _number(folder, row, "round") == round), None)
+    if row is None:
+        return None
+    names = [name for name in row if name == "test/acc" or name.startswith(DOMAIN_PREFIX)]
+    return not all(math.isnan(_number(folder, row, name)) for name in names)
+
+
+def _number(folder: Path, row: Mapping[str, Any], column: str) -> float:
+    try:
+        return float(row[column])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"Expected a number for {column} in every row of {folder / METRICS}.") from error
+
+
+def last_round(folder: Path) -> float:
+    """Return the last round in ``metrics.csv``; 0 if it has none."""
+    return max((_number(folder, row, "round") for row in read_rows(folder)), default=0)
+
+
+def forget_rounds(folder: Path, after: int) -> tuple[int, float]:
+    """Remove the rows of rounds after one from ``metrics.csv``; return the best of those that stay, and its accuracy.
+
+    Returns:
+        The first round with the highest accuracy, and that; 0 and minus infinity if none was evaluated.
+    """
+    rows = read_rows(folder)
+    stay = [row for row in rows if _number(folder, row, "round") <= after]
+    if len(stay) < len(rows):
+        if stay:
+            write_metrics(folder, stay)
+        else:
+            (folder / METRICS).unlink()
+    best = 0, float("-inf")
+    for row in stay:
+        if (accuracy := _number(folder, row, "test/acc")) > best[1]:
+            best = int(_number(folder, row, "round")), accuracy
+    return best

@@ -1,0 +1,20 @@
+"""Names of what is in a run folder."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Interval, Len
+
+RUNS = "runs"
+"""Where new run folders are made."""
+METRICS, CURVES = "metrics.csv", "curves.png"
+DISCOVERY, DISCOVERY_FIGURE, VECTORS = "discovery.json", "discovery.png", "discovery.safetensors"
+ALONE = "-discovery"
+"""End of the name of a folder of Phase 1 alone."""
+DIAGNOSIS, DIAGNOSIS_FIGURE = "diagnosis.csv", "diagnosis.png"
+DOMAIN_PREFIX = "test/acc/"
+"""Start of the names of a domain's accuracy in ``metrics.csv``."""
+Which = Literal["best", "last"]
+Count = Annotated[int, Interval(ge=0, lt=2**63)]
+Text = Annotated[str, Len(0, 10_000)]

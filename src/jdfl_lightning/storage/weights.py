@@ -1,0 +1,69 @@
+"""The weights that a run keeps, its best and its last."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Interval, Len
+
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.files import checked
+from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.joint import Score
+from jdfl_lightning.storage.checkpoint import load_record, save_record
+from jdfl_lightning.storage.folder import require_own_files
+from jdfl_lightning.storage.names import Count, Text, Which
+
+
+@dataclass(frozen=True)
+class ModelHeader:
+    """What is known of saved weights."""
+
+    backbone: Annotated[str, Len(1, 300)]
+    size: Annotated[int, Interval(ge=1, le=10_000)]
+    """Height and width of the images."""
+    class_names: Annotated[list[Text], Len(1, 1_000_000)]
+    score: Score = "max"
+    """How it was evaluated."""
+    round: Count = 0
+    """After which round."""
+    scores: dict[Text, float] = field(default_factory=dict)
+    """Its accuracies, by their names in ``metrics.csv``; empty if it was not evaluated."""
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model with all that is needed to use it."""
+
+    weights: Tensors
+    buffers: Tensors
+    header: ModelHeader
+
+    def save(self, folder: Path, which: Which) -> None:
+        """Write the model as the run's best or last one."""
+        record = {"weights": self.weights, "buffers": self.buffers}
+        save_record(folder / f"{which}.safetensors", record, asdict(self.header))
+
+
+def kept_weights(folder: Path) -> Which:
+    """Return which of a run's weights to use: the best, or the last if it keeps no best."""
+    files = {which: folder / f"{which}.safetensors" for which in ("best", "last")}
+    return "last" if files["last"].exists() and not files["best"].exists() else "best"
+
+
+def load_model(folder: Path, which: Which) -> SavedModel:
+    """Read a run's best or last model."""
+    require_own_files(folder)
+    file = folder / f"{which}.safetensors"
+    if which == "best" and kept_weights(folder) == "last":
+        raise InputError(
+            f"Expected the best weights of a run but {folder} has only its last, as a private run does: "
+            "use --weights last."
+        )
+    record, about = load_record(file)
+    try:
+        return SavedModel(record["weights"], record.get("buffers", {}), checked(ModelHeader, about))
+    except (KeyError, ValueError) as error:
+        raise InputError(f"Expected the weights of a run but {file} is something else: {error}.") from error
