@@ -144,13 +144,12 @@ def test_a_full_disk_at_a_worker_ends_the_run() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_no_process_and_no_file_is_left(ending: signal.Signals, tmp_path: Path) -> None:
+def test_no_process_and_no_file_is_left(ending: signal.Signals, tmp_path_factory: pytest.TempPathFactory) -> None:
     """However the server ends, all that it started ends with it, in the middle of a fit; no temporary file stays.
 
     A terminal and a job queue send a signal to the whole group; SIGKILL hits the server alone.
     """
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    temporary = tmp_path_factory.mktemp("t")  # there is a socket in it, whose path has to be short
     arguments = ["--data.size", "16", "--rounds", "100", "--epochs", "10", "--supervision", "base"]
     server = subprocess.Popen(
         [sys.executable, "-m", "jdfl_lightning", "fit", *arguments, "--backend.workers", "2"],
