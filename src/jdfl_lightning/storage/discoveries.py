@@ -13,7 +13,7 @@ import torch
 from annotated_types import Interval, Len
 from pydantic import FiniteFloat
 
-from jdfl_lightning.clustering.clusters import PseudoDomains, project
+from jdfl_lightning.clustering.clusters import Criterion, PseudoDomains, project
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.core.errors import InputError, StorageError, last_line, plain
 from jdfl_lightning.core.files import checked, read_json, write_whole
@@ -87,7 +87,7 @@ class Summary:
 class _Found(Summary):
     """All that ``discovery.json`` says."""
 
-    criterion: Literal["given", "elbow", "silhouette"]
+    criterion: Literal["given"] | Criterion
     note: Text
     picks: dict[Text, Count | None]
     assignments: dict[int, Count]
