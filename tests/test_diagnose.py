@@ -16,7 +16,7 @@ from jdfl_lightning.cli import main
 from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.clustering.updates import unit
 from jdfl_lightning.core.errors import InputError
-from jdfl_lightning.core.messages import DISCOVERY, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.tensors import flatten
 from jdfl_lightning.models import select_parameters
 from jdfl_lightning.report import published
@@ -35,7 +35,7 @@ def test_one_training_answers_for_every_epoch_and_layer() -> None:
     options = Clustering(epochs=3, batch_size=16, layers="C")
     workspace = Workspace(experiment(clustering=options))
     weights, buffers = workspace.initial(1)
-    task = FitTask(2, DISCOVERY, 0, weights, buffers)
+    task = FitTask(2, DISCOVERY_ROUND, 0, weights, buffers)
     every = fit_client(workspace, replace(task, every_epoch=True), {})[0].upload
     assert list(every) == ["1", "2", "3"]
     for epochs in (1, 2, 3):

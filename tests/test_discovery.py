@@ -26,7 +26,7 @@ from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.clustering.clusters import PseudoDomains, best_silhouette, cluster, elbow, project
 from jdfl_lightning.clustering.updates import Updates, unit, update_vector
 from jdfl_lightning.core.errors import InputError
-from jdfl_lightning.core.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.server.phase1 import assign_newcomers, collect_updates, discovery_clients
 from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.server.run import discover
@@ -222,7 +222,7 @@ def test_client_sends_only_the_update_of_the_chosen_layers() -> None:
     run = experiment(clustering=Clustering(layers="A", epochs=2))
     workspace = Workspace(run)
     weights, buffers = workspace.initial(1)
-    result, state = fit_client(workspace, FitTask(1, DISCOVERY, 0, weights, buffers), {})
+    result, state = fit_client(workspace, FitTask(1, DISCOVERY_ROUND, 0, weights, buffers), {})
     (vector,) = result.upload["update"].values()
     assert vector.shape == (12 * 10 + 10,)
     assert vector.norm().item() == pytest.approx(1)
@@ -367,7 +367,7 @@ class Recorder(LocalRunner):
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
         self.calls.append(list(tasks))
-        if self.void and tasks[0].round != DISCOVERY:
+        if self.void and tasks[0].round != DISCOVERY_ROUND:
             self.void -= 1
             return iter([FitFailure(task.client, "it is away") for task in tasks])
         return super().fit(tasks)
@@ -385,7 +385,7 @@ def test_newcomers_have_their_pseudo_domain_in_their_first_round(void: int) -> N
     runner, reports = Recorder(run, void), Reports()
     after = run_rounds(run, runner, state, reports, workspace.initial(1)).domains
     assert after is not None
-    probes = [task for call in runner.calls for task in call if task.round == DISCOVERY]
+    probes = [task for call in runner.calls for task in call if task.round == DISCOVERY_ROUND]
     fits = [call for call in runner.calls if call[0].round == 1]
     assert len(fits) == 1 + void
     assert {task.client for task in probes} == set(after.newcomers)

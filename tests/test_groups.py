@@ -29,7 +29,7 @@ from jdfl_lightning import (
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.errors import InputError
-from jdfl_lightning.core.messages import DISCOVERY
+from jdfl_lightning.core.messages import DISCOVERY_ROUND
 from jdfl_lightning.core.seeding import torch_generator
 from jdfl_lightning.data.base import DomainDataModule
 from jdfl_lightning.data.loader import to_input
@@ -97,7 +97,7 @@ def test_the_vectors_of_a_federated_run_to_the_bit(backbone: str) -> None:
     module = copy.deepcopy(workspace.module(*theta_0))
     loaders = {
         str(client): Pairs(
-            run.data.client_loader(client, 0, run.batch_size, torch_generator(3, "shuffle", DISCOVERY, client))
+            run.data.client_loader(client, 0, run.batch_size, torch_generator(3, "shuffle", DISCOVERY_ROUND, client))
         )
         for client in range(6)
     }

@@ -16,13 +16,13 @@ from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.report.discovery import discovery_tables, draw_discovery
-from jdfl_lightning.report.run import Picture, draw_curves
+from jdfl_lightning.report.run import Drawing, draw_curves
 from jdfl_lightning.storage.weights import load_model
 from jdfl_lightning.studies.inference import predict
 from jdfl_lightning.ui.display import PlainDisplay
 
 
-def assert_png(picture: Picture, width: int, height: int) -> None:
+def assert_png(picture: Drawing, width: int, height: int) -> None:
     """The size is in the first chunk of a PNG file."""
     shown = picture._repr_png_()
     assert shown.startswith(b"\x89PNG")

@@ -61,6 +61,23 @@ def test_imports_go_left(file: Path) -> None:
             assert other == own or LEVEL[other] <= LEVEL[own], f"{own} imports {other}"
 
 
+def test_a_name_means_one_thing() -> None:
+    """No two classes or constants of the package have the same name."""
+    homes: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                names = [node.name]
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            else:
+                continue
+            for name in set(names) - {"__all__"}:
+                homes.setdefault(name, []).append(str(file.relative_to(SOURCE)))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 @pytest.mark.parametrize(
     ("library", "home"),
     [

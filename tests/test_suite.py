@@ -17,7 +17,7 @@ from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.folder import lock_run
-from jdfl_lightning.studies.suite import Matrix, plan, run_suite
+from jdfl_lightning.studies.suite import Combinations, plan, run_suite
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import WandbRounds
 from test_loggers import read_offline
@@ -34,7 +34,7 @@ def names(runs: Sequence[Experiment]) -> list[str]:
 
 def test_plan() -> None:
     """Seeds first, and a baseline once, whatever M is tried."""
-    matrix = Matrix(("FedAvg", "FedDC"), ("base", "graded"), (0, 1), (2, 3))
+    matrix = Combinations(("FedAvg", "FedDC"), ("base", "graded"), (0, 1), (2, 3))
     folder, runs = plan(parse, ["--config", "pacs_b", "--run_dir", "suite"], matrix)
     assert folder == Path("suite")
     assert names(runs) == [
@@ -48,19 +48,21 @@ def test_plan() -> None:
     assert [run.seed_everything for run in runs] == [0] * 6 + [1] * 6
     assert len({id(run.data) for run in runs}) == 1
     assert not folder.exists()
-    assert plan(parse, [], Matrix(seeds=(0,)))[0] == Path("runs/suite-digitsdomains")
-    assert plan(parse, ["--config=pacs_c.yaml"], Matrix(seeds=(0,)))[0] == Path("runs/suite-pacs_c")
+    assert plan(parse, [], Combinations(seeds=(0,)))[0] == Path("runs/suite-digitsdomains")
+    assert plan(parse, ["--config=pacs_c.yaml"], Combinations(seeds=(0,)))[0] == Path("runs/suite-pacs_c")
 
 
 def test_algorithms_of_a_suite() -> None:
     """By default the config's; options of one are for all; two of one name are told apart by their modules."""
     Path("mine.yaml").write_text("algorithm: SCAFFOLD")
-    matrix = Matrix(None, ("base",), (0,))
+    matrix = Combinations(None, ("base",), (0,))
     (run,) = plan(parse, ["--config", "mine.yaml"], matrix)[1]
     assert (names([run]), type(run.algorithm).__name__) == (["scaffold-base-seed0"], "SCAFFOLD")
-    (run,) = plan(parse, ["--config", "pacs_a", "--algorithm.alpha", "0.5"], Matrix(("FedDC",), ("base",), (0,)))[1]
+    (run,) = plan(parse, ["--config", "pacs_a", "--algorithm.alpha", "0.5"], Combinations(("FedDC",), ("base",), (0,)))[
+        1
+    ]
     assert run.algorithm.alpha == 0.5  # type: ignore[attr-defined]
-    twice = Matrix(("FedAvg", "jdfl_lightning.algorithms.FedAvg", "FedDyn"), ("base",), (0,))
+    twice = Combinations(("FedAvg", "jdfl_lightning.algorithms.FedAvg", "FedDyn"), ("base",), (0,))
     assert names(plan(parse, [], twice)[1]) == [
         "fedavg-base-seed0",
         "jdfl_lightning-algorithms-fedavg-base-seed0",
@@ -70,7 +72,7 @@ def test_algorithms_of_a_suite() -> None:
 
 def test_a_suite_is_its_runs() -> None:
     """Every run is what `fit` alone gives, though all of a seed share one discovery."""
-    matrix = Matrix(("FedAvg", "SCAFFOLD"), ("base", "graded", "random"), (0,), None)
+    matrix = Combinations(("FedAvg", "SCAFFOLD"), ("base", "graded", "random"), (0,), None)
     folder, runs = plan(parse, COMMON, matrix)
     outcomes = run_suite(folder, runs)
     assert [outcome.failure for outcome in outcomes] == [""] * 6
@@ -106,7 +108,7 @@ class CutAt(Display):
 
 
 def test_a_suite_goes_on_where_it_was_cut() -> None:
-    matrix = Matrix(("FedAvg",), ("base", "graded"), (0, 1))
+    matrix = Combinations(("FedAvg",), ("base", "graded"), (0, 1))
     with pytest.raises(CutError):
         run_suite(*plan(parse, COMMON, matrix), CutAt("fedavg-graded-seed0", 1))
     display = CutAt()
@@ -131,7 +133,7 @@ def test_a_suite_goes_on_where_it_was_cut() -> None:
 
 def test_what_counts_as_finished() -> None:
     """A run without its curves, which come last, is gone on with; so is one that is to have more rounds."""
-    matrix = Matrix(("FedAvg",), ("base",), (0,))
+    matrix = Combinations(("FedAvg",), ("base",), (0,))
     run_suite(*plan(parse, COMMON, matrix))
     curves = Path("suite/fedavg-base-seed0/curves.png")
     curves.unlink()
@@ -143,7 +145,7 @@ def test_what_counts_as_finished() -> None:
 
 
 def test_a_damaged_run_is_a_failure_of_its_own() -> None:
-    matrix = Matrix(("FedAvg",), ("base",), (0, 1))
+    matrix = Combinations(("FedAvg",), ("base",), (0, 1))
     run_suite(*plan(parse, COMMON, matrix))
     Path("suite/fedavg-base-seed0/metrics.csv").write_text("\x00")
     Path("suite/fedavg-base-seed1/config.yaml").write_text("[")
@@ -156,16 +158,16 @@ def test_files_of_others_stay() -> None:
     strange = Path("suite/discovery/seed0/thesis.txt")
     strange.parent.mkdir(parents=True)
     strange.write_text("mine")
-    outcomes = run_suite(*plan(parse, COMMON, Matrix(("FedAvg",), ("random",), (0,))))
+    outcomes = run_suite(*plan(parse, COMMON, Combinations(("FedAvg",), ("random",), (0,))))
     assert "thesis.txt" in outcomes[0].failure
     assert strange.read_text() == "mine"
     run = fit(experiment(run_dir="a_run"))
     with pytest.raises(InputError, match="--run_dir to be a folder for runs but got 'a_run, which is that of a run'"):
-        plan(parse, [*COMMON, "--run_dir", str(run.folder)], Matrix(seeds=(0,)))
+        plan(parse, [*COMMON, "--run_dir", str(run.folder)], Combinations(seeds=(0,)))
 
 
 def test_one_suite_at_a_time() -> None:
-    folder, runs = plan(parse, COMMON, Matrix(("FedAvg",), ("base",), (0,)))
+    folder, runs = plan(parse, COMMON, Combinations(("FedAvg",), ("base",), (0,)))
     folder.mkdir()
     lock = lock_run(folder)
     with pytest.raises(InputError, match="another process"):
@@ -201,7 +203,7 @@ def test_a_discovery_that_was_cut_off_is_made_again() -> None:
     half = Path("suite/discovery/seed0")
     half.mkdir(parents=True)
     (half / "config.yaml").write_text("half: written")
-    outcomes = run_suite(*plan(parse, COMMON, Matrix(("FedAvg",), ("random",), (0,))))
+    outcomes = run_suite(*plan(parse, COMMON, Combinations(("FedAvg",), ("random",), (0,))))
     assert [outcome.failure for outcome in outcomes] == [""]
     assert (half / "discovery.json").is_file()
 
@@ -222,7 +224,7 @@ def test_whatever_a_run_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no\nmemory")
 
     monkeypatch.setattr("jdfl_lightning.studies.suite.fit", fail)
-    outcomes = run_suite(*plan(parse, COMMON, Matrix(("FedAvg",), ("base",), (0, 1))))
+    outcomes = run_suite(*plan(parse, COMMON, Combinations(("FedAvg",), ("base",), (0, 1))))
     assert [outcome.failure for outcome in outcomes] == ["RuntimeError: no memory"] * 2
 
 
@@ -253,18 +255,18 @@ def test_bad_input_is_found_before_anything_is_run(
 
 
 def test_a_suite_of_other_settings_is_refused() -> None:
-    matrix = Matrix(("FedAvg",), ("base",), (0,))
+    matrix = Combinations(("FedAvg",), ("base",), (0,))
     run_suite(*plan(parse, COMMON, matrix))
     with pytest.raises(InputError, match=r"--lr to be .* Another --run_dir is another suite\."):
         plan(parse, [*COMMON, "--lr", "0.2"], matrix)
-    run_suite(*plan(parse, COMMON, Matrix(("FedAvg",), ("random",), (0,))))
+    run_suite(*plan(parse, COMMON, Combinations(("FedAvg",), ("random",), (0,))))
     with pytest.raises(InputError, match=r"--lr to be .* other updates in Phase 1"):  # no run yet, but a discovery
-        plan(parse, [*COMMON, "--lr", "0.2"], Matrix(("FedDyn",), ("random",), (0,)))
+        plan(parse, [*COMMON, "--lr", "0.2"], Combinations(("FedDyn",), ("random",), (0,)))
 
 
 def test_a_discovery_of_the_users_is_taken() -> None:
     found = discover(experiment(data=digits(4), backbone="helpers.tiny_net", num_domains=None))
-    folder, runs = plan(parse, [*COMMON, "--discovery", str(found)], Matrix(("FedAvg",), ("hard",), (0,)))
+    folder, runs = plan(parse, [*COMMON, "--discovery", str(found)], Combinations(("FedAvg",), ("hard",), (0,)))
     outcomes = run_suite(folder, runs)
     assert [outcome.failure for outcome in outcomes] == [""]
     assert not (folder / "discovery").exists()
@@ -278,6 +280,8 @@ def test_runs_share_a_group_on_wandb() -> None:
         assert (run["name"], run["group"]) == (f"digitsdomains-{name}", "suite")
     table = read_offline(Path("suite/report"))
     assert (table["name"], table["group"]) == ("report", "suite")
-    own = plan(parse, [*COMMON, "--logger", "WandbRounds", "--logger.group", "mine"], Matrix(seeds=(0,)))[1][0].logger
+    own = plan(parse, [*COMMON, "--logger", "WandbRounds", "--logger.group", "mine"], Combinations(seeds=(0,)))[1][
+        0
+    ].logger
     assert isinstance(own, WandbRounds)
     assert own.group == "mine"

@@ -17,7 +17,7 @@ from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 from jdfl_lightning.models import eval_mode
 
-_ROUNDING = 1e-5
+_SLACK = 1e-5
 """By how much the length of a feature, normalised in single precision, may miss 1."""
 
 
@@ -57,7 +57,7 @@ class FedProc(FedAvg):
     def reason_unusable(self, upload: Record) -> str | None:
         """Features have length 1: the sum of a class is no longer than there are samples of it."""
         sums, counts = upload["features"]["sums"], upload["features"]["counts"]
-        possible = (counts >= 0) & (sums.norm(dim=1) <= counts * (1 + _ROUNDING))
+        possible = (counts >= 0) & (sums.norm(dim=1) <= counts * (1 + _SLACK))
         return None if possible.all() else "its sums of features are not those of as many samples as it counts"
 
     def aggregate(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from jdfl_lightning.client.evaluation import Evaluation
 from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.core.errors import InputError
-from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.storage.checkpoint import ClientStates
 
@@ -76,4 +76,4 @@ def fit_with_state(workspace: Workspace, states: ClientStates, task: FitTask) ->
 
 def init_state(workspace: Workspace, task: FitTask) -> Record:
     """Return the state of a client that has none yet; Phase 1 knows no states."""
-    return {} if task.round == DISCOVERY else workspace.experiment.algorithm.init_client(task.weights)
+    return {} if task.round == DISCOVERY_ROUND else workspace.experiment.algorithm.init_client(task.weights)

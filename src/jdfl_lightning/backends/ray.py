@@ -25,7 +25,7 @@ from jdfl_lightning.client.evaluation import evaluate
 from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.core.errors import InputError, Note, require, require_types, without_stop
 from jdfl_lightning.core.memory import reuse_memory
-from jdfl_lightning.core.messages import DISCOVERY, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.tensors import Record
 from jdfl_lightning.storage.checkpoint import ClientStates
 
@@ -260,7 +260,7 @@ class _Actor(Worker):
     def begin(self, job: Job) -> None:
         """Send a job; with the client's state, if the actor cannot read it."""
         state = None
-        if job.kind == "fit" and not self._shares_disk and job.content.since and job.content.round != DISCOVERY:
+        if job.kind == "fit" and not self._shares_disk and job.content.since and job.content.round != DISCOVERY_ROUND:
             known = self._cluster.states.recall(job.content.client, job.content.since)
             self._note = RESET if known is None else ""
             state = None if known is None else encode(known)

@@ -34,12 +34,12 @@ def suite(
     from jdfl_lightning.core.errors import Interrupted, Terminated
     from jdfl_lightning.core.memory import reuse_memory
     from jdfl_lightning.report.write import write_report
-    from jdfl_lightning.studies.suite import Matrix, plan, run_suite
+    from jdfl_lightning.studies.suite import Combinations, plan, run_suite
     from jdfl_lightning.ui.display import open_display
     from jdfl_lightning.ui.loggers import WandbRounds
 
     reuse_memory()
-    matrix = Matrix(algorithms, supervisions, seeds, num_domains)
+    matrix = Combinations(algorithms, supervisions, seeds, num_domains)
     folder, runs = plan(partial(parse_experiment, f"{PROGRAM} suite"), settings, matrix)
     console = Console()
     with open_display(console) as display:

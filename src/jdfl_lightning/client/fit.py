@@ -14,7 +14,7 @@ from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
 from jdfl_lightning.core.errors import PublicError
-from jdfl_lightning.core.messages import DISCOVERY, UNKNOWN, FitResult, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitResult, FitTask
 from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
 from jdfl_lightning.core.tensors import Record, Tensors, norm, snapshot
 from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
@@ -142,7 +142,7 @@ def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitR
         The client's answer and its new state; everything random in it is a function of (seed, round, client).
     """
     experiment = workspace.experiment
-    discovering = task.round == DISCOVERY
+    discovering = task.round == DISCOVERY_ROUND
     number = task.client - workspace.first  # among those that are here
     if len(workspace.data.partition.clients[number]) == 0:
         raise PublicError(

@@ -21,7 +21,7 @@ from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.clusters import Criterion, PseudoDomains, cluster, project
 from jdfl_lightning.clustering.updates import Updates, reason_unusable
 from jdfl_lightning.core.errors import InputError
-from jdfl_lightning.core.messages import DISCOVERY, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.seeding import derive_seed
 from jdfl_lightning.core.tensors import snapshot
 from jdfl_lightning.data.base import Progress, no_progress
@@ -116,7 +116,7 @@ def discover_domains(
     theta_0 = snapshot({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
     vectors = []
     for number, (name, loader) in enumerate(loaders.items()):
-        probe = DiscoveryProbe(FitTask(number, DISCOVERY, seed, theta_0), names)
+        probe = DiscoveryProbe(FitTask(number, DISCOVERY_ROUND, seed, theta_0), names)
         with _own_randomness(loader, derive_seed(seed, "group", number)):
             weights = train(copy.deepcopy(module), loader, probe, epochs, trainer or TrainerOptions())
         update = probe.report(weights)[0]["update"]["u"]

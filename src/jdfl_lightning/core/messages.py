@@ -8,7 +8,7 @@ from torch import Tensor
 
 from jdfl_lightning.core.tensors import Record, Tensors, num_bytes
 
-DISCOVERY = 0
+DISCOVERY_ROUND = 0
 """The round of Phase 1; training rounds count from 1."""
 
 UNKNOWN = -1
@@ -38,7 +38,7 @@ class FitTask:
     client: int
     """Id of the client, counted from 0."""
     round: int
-    """1 to T; `DISCOVERY` in Phase 1."""
+    """1 to T; `DISCOVERY_ROUND` in Phase 1."""
     seed: int
     """Seed of the whole run; the client derives its own from (seed, round, client)."""
     weights: Tensors

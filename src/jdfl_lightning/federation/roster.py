@@ -13,8 +13,7 @@ from pydantic.dataclasses import dataclass
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import checked, read_settings
 from jdfl_lightning.federation.wire import SiteInfo
-
-Count = Annotated[int, Field(ge=0)]
+from jdfl_lightning.storage.names import Count
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -18,7 +18,7 @@ from jdfl_lightning.client.evaluation import Counts, Evaluation, Scores
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import InputError, StorageError, require
 from jdfl_lightning.core.files import checked, read_json, write_whole
-from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.base import Roster
 from jdfl_lightning.federation.members import Federation, Transport
@@ -218,7 +218,7 @@ class SitesRunner(Runner):
         if not tasks:
             return
         needed = min(self._experiment.min_clients, len(tasks))
-        if tasks[0].round == DISCOVERY and not self._begun:
+        if tasks[0].round == DISCOVERY_ROUND and not self._begun:
             needed = len(tasks)  # discovery decides for all rounds: nobody should miss it
         self._begun = True
         self._await_sites([self._site_of[task.client] for task in tasks], needed)

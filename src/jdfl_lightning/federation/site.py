@@ -20,7 +20,7 @@ from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import as_dict, parse_experiment
 from jdfl_lightning.core.errors import InputError, PublicError, StorageError
 from jdfl_lightning.core.memory import reuse_memory
-from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.data import ImageFolderDomains, SiteFolders
 from jdfl_lightning.federation.wire import (
     Answer,
@@ -34,11 +34,11 @@ from jdfl_lightning.federation.wire import (
 from jdfl_lightning.server.resume import fixed_settings, require_equal
 from jdfl_lightning.storage.checkpoint import ClientStates
 
-Value = bool | bytes | float | int | str
+Option = bool | bytes | float | int | str
 """What the operator of a site can say of it."""
 
 
-def _number(options: Mapping[str, Value], name: str, default: int | None = None) -> int:
+def _number(options: Mapping[str, Option], name: str, default: int | None = None) -> int:
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise PublicError(f"Expected the site's {name} to be a number from 0 but got none.")
@@ -70,7 +70,7 @@ class SiteWorker:
             set that they all have; ``state-dir``, where its clients keep what they remember.
     """
 
-    def __init__(self, arguments: Sequence[str], options: Mapping[str, Value]) -> None:
+    def __init__(self, arguments: Sequence[str], options: Mapping[str, Option]) -> None:
         reuse_memory()
         self.experiment = parse_experiment("site", arguments)
         self.number = _number(options, "partition-id")
@@ -163,7 +163,7 @@ class SiteWorker:
     ) -> FitResult | FitFailure:
         options = self.experiment.checkpoint
         try:
-            if task.round != DISCOVERY:  # which knows nothing of states
+            if task.round != DISCOVERY_ROUND:  # which knows nothing of states
                 states.settle(task.client, task.since, task.round - 1 - options.every * options.keep)
             return next(iter(runner.fit([task])))
         except StorageError as error:  # the site's disk is not everybody's

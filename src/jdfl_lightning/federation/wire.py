@@ -11,7 +11,7 @@ from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
 
-Note = Mapping[str, Any]
+Entries = Mapping[str, Any]
 """Names -> numbers, texts, or lists of one kind of them; no bool and no None, which not every transport knows."""
 
 
@@ -20,7 +20,7 @@ class Payload:
     """What crosses the wire."""
 
     tensors: Record = field(default_factory=dict)
-    notes: Mapping[str, Note] = field(default_factory=dict)
+    notes: Mapping[str, Entries] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def read_request_header(payload: Payload) -> RequestHeader:
 def write_request(request: Request) -> Payload:
     """Put a request into a payload."""
     tensors: Record = {}
-    notes: dict[str, Note] = {}
+    notes: dict[str, Entries] = {}
     shared: Tensors = {}
     if request.tasks:
         first = request.tasks[0]
@@ -208,7 +208,7 @@ def read_request(payload: Payload) -> Request:
 def write_answer(answer: Answer) -> Payload:
     """Put an answer into a payload."""
     tensors: Record = {}
-    notes: dict[str, Note] = {}
+    notes: dict[str, Entries] = {}
     for result in answer.results:
         if isinstance(result, FitFailure):
             notes[f"failure.{result.client}"] = {"reason": result.reason}

@@ -14,7 +14,7 @@ from jdfl_lightning.joint.targets import default_alpha
 from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import METHOD, PACKAGE, SUPERVISIONS, Settings, Value
 from jdfl_lightning.report.published.differences import differences, shown
-from jdfl_lightning.report.statistics import paired_difference, spread
+from jdfl_lightning.report.statistics import ROUNDING, paired_difference, spread
 from jdfl_lightning.storage.names import DOMAIN_PREFIX
 
 COLUMNS = [
@@ -32,7 +32,6 @@ Paper: TypeAlias = tuple[published.Result | None, str]
 Line: TypeAlias = Any
 """A line of `Section.results`, with its cells as attributes."""
 _PAPER_ORDER = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON")
-_ROUNDING = 1e-9  # a mean of equal accuracies may be larger than each of them
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ def _lines(
     for name in domains:
         yield _quantity("accuracy", best[DOMAIN_PREFIX + name]) | {"domain": name} | _printed(paper, name)
     for target in targets or ([] if base is None else [spread(list(base[base["best"]]["test/acc"])).mean]):
-        reached = own[own["test/acc"] >= target - _ROUNDING].drop_duplicates("seed")
+        reached = own[own["test/acc"] >= target - ROUNDING].drop_duplicates("seed")
         for name, column in (("rounds", "round"), ("bytes_up", "bytes/up"), ("bytes_down", "bytes/down")):
             yield _quantity(name, reached[column]) | {"target": target}
 

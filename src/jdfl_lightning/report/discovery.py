@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from jdfl_lightning.joint.targets import default_alpha, graded_table
-from jdfl_lightning.report.run import Picture, new_figure, plain, right
+from jdfl_lightning.report.run import Drawing, new_figure, plain, right
 
-_MARKERS = "os^DvP*X<>"
+_SHAPES = "os^DvP*X<>"
 _MANY = 60
 """Clients from which on a picture no longer names each one."""
 
@@ -76,7 +76,7 @@ def graded_weights_table(record: Mapping[str, Any], alpha: float | None, tau: fl
     return table
 
 
-def draw_discovery(record: Mapping[str, Any]) -> Picture:
+def draw_discovery(record: Mapping[str, Any]) -> Drawing:
     """Draw how M was chosen, how similar the pseudo-domains are, and where the clients lie."""
     figure = new_figure(15, 4.4)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.1, 1, 1.2])
@@ -115,7 +115,7 @@ def _draw_clients(axes: Axes, record: Mapping[str, Any]) -> None:
     names = list(dict.fromkeys(truth.values())) or [""]
     colours = [f"C{domain % 10}" for domain in range(record["num_domains"])]
     few = len(record["projection"]) <= _MANY
-    for name, marker in zip(names, _MARKERS * (len(names) // len(_MARKERS) + 1), strict=False):
+    for name, marker in zip(names, _SHAPES * (len(names) // len(_SHAPES) + 1), strict=False):
         members = [client for client in record["projection"] if truth.get(client, "") == name]
         points = [record["projection"][client] for client in members]
         shades = [colours[record["assignments"][client]] for client in members]

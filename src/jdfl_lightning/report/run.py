@@ -41,7 +41,7 @@ def run_table(run: Run) -> Table:
     return accuracy_table("class-only accuracy (%)", run.ends)
 
 
-class Picture(Figure):
+class Drawing(Figure):
     """A figure that a notebook shows, with pyplot or without."""
 
     def _repr_png_(self) -> bytes:
@@ -50,9 +50,9 @@ class Picture(Figure):
         return out.getvalue()
 
 
-def new_figure(width: float, height: float) -> Picture:
+def new_figure(width: float, height: float) -> Drawing:
     """Return an empty figure of a size in inches."""
-    return Picture(figsize=(width, height), layout="constrained")
+    return Drawing(figsize=(width, height), layout="constrained")
 
 
 def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
@@ -64,7 +64,7 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_curves(run: Run) -> Picture:
+def draw_curves(run: Run) -> Drawing:
     """Draw accuracy (overall and for each domain) and training loss against the round."""
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
-_ROUNDING = 1e-9  # far below a test image, far above the rounding of a difference
+ROUNDING = 1e-9
+"""Of an accuracy: far below a test image, far above the rounding of a mean or a difference."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) ->
     if not seeds:
         return None
     found = spread([values[seed] - base[seed] for seed in seeds])
-    if found.std is None or found.std < _ROUNDING:
+    if found.std is None or found.std < ROUNDING:
         return Difference(found.mean, None, None, seeds)
     half = float(stdtrit(found.count - 1, (1 + CONFIDENCE) / 2)) * found.std / math.sqrt(found.count)
     return Difference(found.mean, found.mean - half, found.mean + half, seeds)

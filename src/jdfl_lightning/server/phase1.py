@@ -13,7 +13,7 @@ from jdfl_lightning.clustering.clusters import PseudoDomains, cluster
 from jdfl_lightning.clustering.updates import Updates, reason_unusable
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, last_line
-from jdfl_lightning.core.messages import DISCOVERY, UNKNOWN, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.seeding import numpy_generator
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
@@ -80,7 +80,7 @@ def find_domains(experiment: Experiment, updates: Updates) -> PseudoDomains:
 
 def _probe(experiment: Experiment, client: int, theta_0: Theta, attempt: int = 0) -> FitTask:
     weights, buffers = theta_0
-    return FitTask(client, DISCOVERY, experiment.seed_everything, weights, buffers, attempt=attempt)
+    return FitTask(client, DISCOVERY_ROUND, experiment.seed_everything, weights, buffers, attempt=attempt)
 
 
 def update_of(result: FitResult | FitFailure, length: int) -> Tensor | str:

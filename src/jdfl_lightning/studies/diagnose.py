@@ -17,7 +17,7 @@ from jdfl_lightning.clustering.sketch import sketch
 from jdfl_lightning.clustering.updates import Updates, unit
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, Interrupted, require
-from jdfl_lightning.core.messages import DISCOVERY, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, flatten
 from jdfl_lightning.models import LAYER_SUBSETS, select_parameters
 from jdfl_lightning.report.diagnosis import draw_diagnosis
@@ -109,7 +109,9 @@ def find(
     weights, buffers = workspace.initial(1)
     module = workspace.module(weights, buffers)
     names = {layers: select_parameters(module, layers) for layers in LAYER_SUBSETS}
-    tasks = [FitTask(client, DISCOVERY, seed, weights, buffers, every_epoch=True) for client in range(data.num_clients)]
+    tasks = [
+        FitTask(client, DISCOVERY_ROUND, seed, weights, buffers, every_epoch=True) for client in range(data.num_clients)
+    ]
     with case.backend.open(case, ClientStates(folder / "clients")) as runner:
         sent: list[Record] = []
         for result in _answers(runner, tasks):

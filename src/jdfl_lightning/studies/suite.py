@@ -28,7 +28,7 @@ Parse = Callable[[Sequence[str]], Experiment]
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Combinations:
     """What is to be compared."""
 
     algorithms: Sequence[str] | None = None
@@ -67,7 +67,7 @@ class Outcome:
     """Why it has no result; empty if it has."""
 
 
-def plan(parse: Parse, args: Sequence[str], matrix: Matrix) -> tuple[Path, list[Experiment]]:
+def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path, list[Experiment]]:
     """Return the suite's folder and the settings of every run, in the order in which they are run.
 
     All are checked before anything is begun: every combination, and that what is there already is of the same settings.
