@@ -112,7 +112,7 @@ def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
 
 
 def _part(section: Section, what: str, pictures: Path) -> Part:
-    """Return an experiment's tables and pictures; `pictures` is the prefix of the figure files."""
+    """Return an experiment's tables and pictures; draw the figures to files that start with `pictures`."""
 
     def draw(figure: Figure, name: str, caption: str, seen: str, rows: Sequence[Line]) -> Picture:
         file = pictures.with_name(f"{pictures.name}-{name}.png")

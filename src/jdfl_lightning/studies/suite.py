@@ -179,7 +179,7 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
 
 
 def _is_finished(run: Experiment) -> bool:
-    """Return whether a run is finished: it has its curves, which are written last."""
+    """Return whether a run is finished: it has all rounds, and its curves, which are written last."""
     folder = Path(str(run.run_dir))
     try:
         return (folder / CURVES).is_file() and last_round(folder) >= run.rounds

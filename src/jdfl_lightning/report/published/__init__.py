@@ -39,7 +39,7 @@ class Result:
     domains: Mapping[str, float] = field(default_factory=dict)
     """Accuracy of each domain; empty where the paper has only the overall accuracy."""
     doubtful: frozenset[str] = frozenset()
-    """Cells that no count of test images over three seeds can give; ``sum`` if they do not add up to the overall."""
+    """Cells that no count of test images over three seeds can give; ``sum`` if all are possible but do not add up."""
 
     def doubts(self, cell: str) -> bool:
         """Return whether ``overall`` or a domain's accuracy may be a misprint."""

@@ -12,7 +12,7 @@ _NOT_IN_PAPER: dict[str, object] = {
     "algorithm.weighting": "samples",
     **{setting.name: setting.default for setting in declared_settings(Experiment) if not setting.in_paper},
 }
-"""Settings that the paper does not have, with their values if unused."""
+"""Settings that the paper does not have, with the values that leave them unused."""
 
 
 def shown(value: object) -> str:
