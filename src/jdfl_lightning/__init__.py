@@ -1,6 +1,6 @@
 """Joint Domain-Class Federated Learning with PyTorch Lightning.
 
-The names below are imported when they are first used, so that the joint head costs no more than torch.
+The names below are imported when they are first used, so that importing the joint head imports little more than torch.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""What a federated optimizer is: a server half and a client half, both without state of their own.
+"""The interface of a federated optimizer: a server side and a client side, both stateless.
 
-Everything an algorithm remembers goes in and comes out as a `Record`; nothing that a resumed run would need hides in
-an object. An algorithm lives in one file that holds both halves.
+All state of an algorithm is passed in and returned as a `Record`, so that a run can be resumed. An algorithm is one
+file with both sides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LocalUpdate(pl.Callback):
-    """An algorithm's client half, alive for one `Trainer.fit`. As it stands: plain local SGD.
+    """The client side of an algorithm, for one `Trainer.fit`. This base class is plain local SGD.
 
     Args:
         task: what the server sent.
@@ -37,7 +37,7 @@ class LocalUpdate(pl.Callback):
         self.task = task
         self.state = state
         self.num_steps = 0
-        """K, optimizer steps really taken; a gradient scaler skips some."""
+        """K, optimizer steps taken; a gradient scaler may skip some."""
         self.lr_sum = 0.0
         """Sum of the learning rates of these steps: K * lr, if the rate is constant."""
         self._params: Tensors = {}
@@ -45,13 +45,13 @@ class LocalUpdate(pl.Callback):
         self._num_seen = 0
 
     def begin(self, params: Tensors) -> None:
-        """Make ready what `correct` needs, where the parameters are; called once, before the first step."""
+        """Prepare what `correct` needs, on the device of the parameters; called once, before the first step."""
 
     def correct(self, params: Tensors) -> None:
         """Change the gradients in place; called once for each optimizer step, after unscaling, before clipping."""
 
     def loss(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        """Return what the training step minimises."""
+        """Return the loss that the training step minimises."""
         return task_loss
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
@@ -77,7 +77,7 @@ class LocalUpdate(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Call `correct`; a parameter that the loss does not reach has a gradient of zero, whatever the algorithm."""
+        """Call `correct`; a parameter without a gradient gets a gradient of zero first."""
         for param in self._params.values():
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
@@ -87,7 +87,7 @@ class LocalUpdate(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add up the loss without waiting for the device."""
+        """Sum the loss without synchronising the device."""
         size = len(batch[1])
         self._loss_sum = self._loss_sum + outputs["loss"].detach().float() * size
         self._num_seen += size
@@ -95,7 +95,7 @@ class LocalUpdate(pl.Callback):
 
 @dataclass(frozen=True)
 class Algorithm(ABC):
-    """A federated optimizer's hyper-parameters and server half."""
+    """A federated optimizer's hyper-parameters and server side."""
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client: its number of samples, or the same for all."""
@@ -103,23 +103,23 @@ class Algorithm(ABC):
     allows_momentum: ClassVar[bool] = True
     """Whether local momentum is sound with this algorithm's corrections."""
     has_schedule: ClassVar[bool] = False
-    """Whether a round depends on how many there will be, so that a run cannot be made longer afterwards."""
+    """Whether a round depends on the total number of rounds, so that a run cannot be extended."""
     allows_discovery: ClassVar[bool] = True
-    """Whether Phase 1 may look at every client's update."""
+    """Whether the server may see every client's update in Phase 1."""
     allows_buffers: ClassVar[bool] = True
-    """Whether clients may send more of their network than trained weights: running statistics, frozen parameters."""
+    """Whether clients may send more than trained weights: running statistics, frozen parameters."""
     tells_weights: ClassVar[bool] = True
-    """Whether a client is told w_i, its share of all images; else every one is told 1."""
+    """Whether the server sends a client its w_i, its share of all images; else it sends 1."""
     may_be_empty: ClassVar[bool] = False
-    """Whether a round that nobody answers is aggregated, instead of void and repeated."""
+    """Whether a round without any answer is aggregated instead of repeated."""
     keeps_best: ClassVar[bool] = True
-    """Whether a run keeps the weights of its best round beside those of its last."""
+    """Whether a run keeps the weights of its best round besides those of its last."""
 
     def __post_init__(self) -> None:
         require_types(self, "--algorithm.")
 
     def check_settings(self, experiment: Experiment) -> None:
-        """Raise an `InputError` if a run's settings are not sound with this algorithm; called when they are made."""
+        """Raise an `InputError` if a run's settings do not work with this algorithm; called when they are made."""
         name, momentum, supervision = type(self).__name__, experiment.momentum, experiment.supervision
         sound = self.allows_momentum or momentum == 0
         require(sound, "--momentum", f"0 with {name}, whose correction it would amplify,", momentum)
@@ -132,7 +132,7 @@ class Algorithm(ABC):
 
         Args:
             experiment: the run's settings.
-            buffers: what the network has beside trained weights.
+            buffers: the network's tensors besides the trained weights.
         """
         without = f"without running statistics, other buffers and frozen parameters with {type(self).__name__}"
         require(self.allows_buffers or not buffers, "--backbone", without, experiment.backbone)
@@ -146,7 +146,7 @@ class Algorithm(ABC):
         return {}
 
     def state_groups(self, weights: Tensors) -> Iterable[str]:
-        """Return the names of the groups in a client's state after a fit: a site may tell their norms, and no others.
+        """Return the names of the groups in a client's state after a fit; only their norms may be reported by a site.
 
         Args:
             weights: tensors without values (device ``meta``).
@@ -154,11 +154,11 @@ class Algorithm(ABC):
         return self.init_client(weights)
 
     def broadcast(self, server: Record) -> Record:
-        """Return what of the server's record goes to the clients."""
+        """Return the part of the server's record that is sent to clients."""
         return server
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
-        """Return the client half for one fit."""
+        """Return the client side for one fit."""
         return LocalUpdate(task, state)
 
     def sample(self, server: Record, context: RoundContext) -> list[int]:
@@ -166,20 +166,20 @@ class Algorithm(ABC):
         return sample_clients(context.num_clients, context.asked, context.seed, context.number, context.attempt)
 
     def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
-        """Declare what a client uploads beside its weights: the names, shapes and types; values do not matter.
+        """Declare what a client uploads besides its weights: names, shapes and types; values do not matter.
 
-        An answer with any other upload is refused. All arguments are tensors without values (device ``meta``), and so
-        may be what is returned.
+        An answer with any other upload is refused. All arguments are tensors without values (device ``meta``), and the
+        returned tensors may be too.
 
         Args:
-            weights: as the difference of the weights after a fit and before it: their shapes, and its type.
-            server: what the clients were sent (`broadcast`).
+            weights: have the shapes and the type of the update (weights after a fit minus weights before it).
+            server: the record sent to clients (`broadcast`).
             num_classes: C; the head has M x C outputs.
         """
         return {}
 
     def reason_unusable(self, upload: Record) -> str | None:
-        """Return what is impossible about an upload of the declared form and finite values; nothing if all is well."""
+        """Return why an upload of the declared form and finite values is impossible; None if it is not."""
         return None
 
     @abstractmethod
@@ -189,9 +189,9 @@ class Algorithm(ABC):
         """Return the new weights and server record.
 
         Args:
-            weights: theta, as it was sent out.
+            weights: theta, as sent to the clients.
             server: the server's record.
-            results: the participants' answers in the order of their ids, each to be used as it comes and let go.
+            results: the participants' answers in the order of their ids; use each as it comes and keep none.
             context: the round's number, the number of all clients, and so on.
         """
 
@@ -200,5 +200,5 @@ class Algorithm(ABC):
         return {f"norm/server/{group}": norm(tensors) for group, tensors in server.items()}
 
     def other_models(self, weights: Tensors, server: Record) -> dict[str, Tensors]:
-        """Return further models that are worth evaluating after a round, by name."""
+        """Return further models to evaluate after a round, by name."""
         return {}

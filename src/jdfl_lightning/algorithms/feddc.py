@@ -1,4 +1,4 @@
-"""FedDC: local drift variables beside control variates (Gao et al., 2022)."""
+"""FedDC: local drift variables and control variates (Gao et al., 2022)."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class FedDC(Algorithm):
         return {"h": zeros_like(weights), "c": zeros_like(weights)}
 
     def broadcast(self, server: Record) -> Record:
-        """The mean drift stays at the server: theta holds all that clients need of it."""
+        """Do not send the mean drift: clients need only theta, which includes it."""
         return {"c": server["c"]}
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
-        """Return the client half for one fit."""
+        """Return the client side for one fit."""
         return DriftUpdate(task, state, self.alpha)
 
     def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
-        """By how much a client's variate moved."""
+        """The change of a client's variate."""
         return {"c_moved": sub(weights, server["c"])}
 
     def aggregate(
         self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
-        """Add the mean drift to the participants' plain mean; move c over all N."""
+        """Add the mean drift to the participants' plain mean; update c with the mean change over all N."""
         models, drift, moved = RunningSum(), RunningSum(), RunningSum()
         for result in results:
             models.add(result.weights)
@@ -61,7 +61,7 @@ class FedDC(Algorithm):
         return add(models.mean(), mean_drift), {"h": mean_drift, "c": variate}
 
     def other_models(self, weights: Tensors, server: Record) -> dict[str, Tensors]:
-        """The participants' plain mean: the server's model extrapolates beyond it."""
+        """Return the participants' plain mean, beyond which the server's model extrapolates."""
         return {"mean": sub(weights, server["h"])}
 
 
@@ -76,7 +76,7 @@ class DriftUpdate(LocalUpdate):
         self.alpha = alpha / task.weight
 
     def begin(self, params: Tensors) -> None:
-        """The gradient is pulled to theta - h_i and shifted by what is constant in a fit."""
+        """Prepare the anchor theta - h_i and the shift c / w_i - c_i, both constant in a fit."""
         c, c_i = self.task.server["c"], self.state["c"]
         self.anchors = place(sub(self.task.weights, self.state["h"]), params)
         self.shift = place({n: c[n] / self.task.weight - c_i[n] for n in c}, params)
@@ -87,7 +87,7 @@ class DriftUpdate(LocalUpdate):
         torch._foreach_add_(grads(params), self.shift)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
-        """Upload by how much the variate moved, and keep drift and variate."""
+        """Upload the change of the variate; keep drift and variate."""
         drift, c = sub(weights, self.task.weights), self.task.server["c"]
         moved = {n: -c[n] / self.task.weight - drift[n] / self.lr_sum for n in drift}
         return {"c_moved": moved}, {"h": add(self.state["h"], drift), "c": add(self.state["c"], moved)}

@@ -31,11 +31,11 @@ class FedDyn(Algorithm):
         return {"v": zeros_like(weights)}
 
     def broadcast(self, server: Record) -> Record:
-        """The server's dual stays there: theta holds all that clients need of it."""
+        """Do not send the mean dual: clients need only theta, which includes it."""
         return {}
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
-        """Return the client half for one fit."""
+        """Return the client side for one fit."""
         return DualUpdate(task, state, self.alpha)
 
     def aggregate(
@@ -50,7 +50,7 @@ class FedDyn(Algorithm):
         return add(models.mean(), dual), {"v": dual}
 
     def other_models(self, weights: Tensors, server: Record) -> dict[str, Tensors]:
-        """The participants' plain mean: the server's model extrapolates beyond it."""
+        """Return the participants' plain mean, beyond which the server's model extrapolates."""
         return {"mean": sub(weights, server["v"])}
 
 
@@ -62,7 +62,7 @@ class DualUpdate(LocalUpdate):
         self.alpha = alpha / task.weight
 
     def begin(self, params: Tensors) -> None:
-        """The gradient is pulled to theta - v_i."""
+        """Prepare the anchor theta - v_i."""
         self.anchors = place(sub(self.task.weights, self.state["v"]), params)
 
     def correct(self, params: Tensors) -> None:
@@ -70,5 +70,5 @@ class DualUpdate(LocalUpdate):
         pull(params, self.anchors, self.alpha)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
-        """Keep the new dual; the server sees it in the weights."""
+        """Keep the new dual; upload nothing, as the server computes the mean dual from the weights."""
         return {}, {"v": add(self.state["v"], sub(weights, self.task.weights))}

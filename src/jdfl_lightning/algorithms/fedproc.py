@@ -18,7 +18,7 @@ from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 from jdfl_lightning.models import eval_mode
 
 _SLACK = 1e-5
-"""By how much the length of a feature, normalised in single precision, may miss 1."""
+"""Tolerance for the norm of a feature normalised in single precision."""
 
 
 def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, labels: Tensor) -> Tensor:
@@ -34,19 +34,19 @@ def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, label
     known = seen[labels]
     if not known.any():
         return features.new_zeros(())
-    # in single precision: in half of it the guard against a length of zero would underflow
+    # in single precision: in half precision the guard against a zero norm would underflow
     scores = normalize(features[known].float(), dim=1) @ normalize(prototypes.float(), dim=1).T
     return cross_entropy(scores.masked_fill(~seen, -torch.inf), labels[known])
 
 
 @dataclass(frozen=True)
 class FedProc(FedAvg):
-    """Loss a_t * task + (1 - a_t) * contrast with a_t = min(t / T, 1); the first round is the task alone."""
+    """Loss a_t * task + (1 - a_t) * contrast with a_t = min(t / T, 1); the first round has the task's loss alone."""
 
     has_schedule: ClassVar[bool] = True
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
-        """Return the client half for one fit."""
+        """Return the client side for one fit."""
         return PrototypeUpdate(task, state)
 
     def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
@@ -55,7 +55,7 @@ class FedProc(FedAvg):
         return {"features": {"sums": sums, "counts": sums[:, 0]}}
 
     def reason_unusable(self, upload: Record) -> str | None:
-        """Features have length 1: the sum of a class is no longer than there are samples of it."""
+        """Features have norm 1, so the norm of a class's sum is at most its number of samples."""
         sums, counts = upload["features"]["sums"], upload["features"]["counts"]
         possible = (counts >= 0) & (sums.norm(dim=1) <= counts * (1 + _SLACK))
         return None if possible.all() else "its sums of features are not those of as many samples as it counts"
@@ -65,7 +65,7 @@ class FedProc(FedAvg):
     ) -> tuple[Tensors, Record]:
         """Average the models; a class's prototype is the mean feature over all participants' samples of it.
 
-        A client that counts more samples than the server knows it to have counts for no more than these.
+        A client that reports more samples than the server knows of is scaled down to the known number.
         """
         features = RunningSum()
 
@@ -98,7 +98,7 @@ class PrototypeUpdate(LocalUpdate):
         self._features: Tensors = {}
 
     def begin(self, params: Tensors) -> None:
-        """Put the prototypes beside the parameters."""
+        """Copy the prototypes to the device of the parameters."""
         if "prototypes" in self.task.server:
             device = next(iter(params.values())).device
             prototypes = self.task.server["prototypes"]
@@ -126,5 +126,5 @@ class PrototypeUpdate(LocalUpdate):
         self._features = {"sums": sums, "counts": counts}
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
-        """Upload sums and counts; nothing is kept."""
+        """Upload sums and counts; keep no state."""
         return {"features": self._features}, {}

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a pull towards the model that was sent out (Li et al., 2020)."""
+"""FedProx: FedAvg with a proximal term towards the server's model (Li et al., 2020)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FedProx(FedAvg):
         require(self.mu >= 0, "--algorithm.mu", "0 or more", self.mu)
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
-        """Return the client half for one fit."""
+        """Return the client side for one fit."""
         return ProximalUpdate(task, state, self.mu)
 
 
@@ -35,7 +35,7 @@ class ProximalUpdate(LocalUpdate):
         self.mu = mu
 
     def begin(self, params: Tensors) -> None:
-        """Keep theta beside the parameters."""
+        """Copy theta to the device of the parameters."""
         self.theta = place(self.task.weights, params)
 
     def correct(self, params: Tensors) -> None:

@@ -26,7 +26,7 @@ def contrast(features: Tensor, global_features: Tensor, previous: Tensor, temper
     >>> contrast(z, z, other, 0.5), contrast(z, other, z, 0.5)
     (tensor(0.1269), tensor(2.1269))
     """
-    z = features.float()  # in half precision the guard against a length of zero would underflow
+    z = features.float()  # in half precision the guard against a zero norm would underflow
     towards = cosine_similarity(z, global_features.float())
     away = cosine_similarity(z, previous.float())
     return softplus((away - towards) / temperature).mean()
@@ -47,16 +47,16 @@ class MOON(FedAvg):
         require(self.temperature > 0, "--algorithm.temperature", "positive", self.temperature)
 
     def state_groups(self, weights: Tensors) -> Iterable[str]:
-        """A client keeps its network, and nothing before its first fit."""
+        """A client keeps its network after a fit; it has no state before its first."""
         return ("previous",)
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
-        """Return the client half for one fit."""
+        """Return the client side for one fit."""
         return ContrastiveUpdate(task, state, self.mu, self.temperature)
 
 
 class ContrastiveUpdate(LocalUpdate):
-    """Local SGD on the task's loss plus mu * contrast; a client's first time, on the task's loss alone."""
+    """Local SGD on the task's loss plus mu * contrast; a client's first fit has the task's loss alone."""
 
     def __init__(self, task: FitTask, state: Record, mu: float, temperature: float) -> None:
         super().__init__(task, state)
@@ -66,7 +66,7 @@ class ContrastiveUpdate(LocalUpdate):
         self._trained: Tensors = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copy the backbone twice: as the server sent it, and as this client left it the last time."""
+        """Copy the backbone twice: as the server sent it, and as it was after this client's last fit."""
         super().on_train_start(trainer, pl_module)
         if self.state:
             backbone = cast(nn.Module, pl_module.backbone)
@@ -76,7 +76,7 @@ class ContrastiveUpdate(LocalUpdate):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the images: the frozen networks look at the same ones."""
+        """Keep the images, which the frozen networks need too."""
         self._images = batch[0]
 
     def loss(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class ContrastiveUpdate(LocalUpdate):
         return task_loss + self.mu * contrast(features, global_features, previous, self.temperature)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take down the network as it is after the fit, before the server averages it."""
+        """Save the local network after the fit."""
         self._trained = snapshot(cast(nn.Module, pl_module.backbone).state_dict())
         self._frozen = []
 

@@ -20,14 +20,14 @@ STEPS = 2.0**24
 """Steps of the grid in one standard deviation of the noise."""
 
 _BLOCK = 1 << 18
-"""Numbers that are made at once: they fit into the processor's cache."""
+"""Numbers generated at once, which fit into the processor's cache."""
 
 
 def keyed_bytes(key: bytes, size: int, purpose: str, *where: str | int) -> bytes:
-    """Return pseudo-random bytes: SHAKE-256 of the key, the purpose and the place, a function of nothing else.
+    """Return pseudo-random bytes: SHAKE-256 of the key, the purpose and `where`.
 
-    The key has a fixed length and comes first; the rest is written so that no two places read the same. Without the
-    key, bytes of other purposes and places say nothing of these.
+    The key has a fixed length and comes first; the rest is encoded without ambiguity. Without the key, the bytes of
+    one purpose and place reveal nothing about those of another.
 
     >>> keyed_bytes(bytes(KEY_BYTES), 4, "noise", 1) == keyed_bytes(bytes(KEY_BYTES), 8, "noise", 1)[:4]
     True
@@ -38,7 +38,7 @@ def keyed_bytes(key: bytes, size: int, purpose: str, *where: str | int) -> bytes
 
 
 def secret_sample(key: bytes, num_clients: int, count: int, *where: str | int) -> list[int]:
-    """Return some of the clients, sorted; without the key, every choice is as likely as any other.
+    """Return a sample of the clients, sorted; without the key, all samples are equally likely.
 
     >>> len(secret_sample(bytes(KEY_BYTES), 10, 5, 3))
     5
@@ -50,8 +50,8 @@ def secret_sample(key: bytes, num_clients: int, count: int, *where: str | int) -
 def gaussian(key: bytes, count: int, *where: str | int) -> np.ndarray:
     """Return standard normal numbers of double precision (Box and Muller, 1958).
 
-    The radius has all 64 bits of a random word, on either side of its median, so that neither the tail (up to 9.5) nor
-    the neighbourhood of 0 is coarse.
+    The radius uses all 64 bits of a random word on both sides of its median, so it is fine-grained in the tail (up to
+    9.5) and near 0.
     """
     numbers = np.empty(count)
     for start in range(0, count, _BLOCK):
@@ -68,12 +68,12 @@ def gaussian(key: bytes, count: int, *where: str | int) -> np.ndarray:
 
 
 def grid_noise(key: bytes, count: int, *where: str | int) -> Tensor:
-    """Return Gaussian noise of standard deviation `STEPS`, rounded to whole numbers."""
+    """Return Gaussian noise of standard deviation `STEPS`, rounded to integers."""
     return torch.from_numpy(np.rint(STEPS * gaussian(key, count, *where)))
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a checksum of tensors of double precision: different ones have different ones."""
+    """Return a collision-resistant checksum of tensors of double precision."""
     found = hashlib.blake2b(digest_size=32)
     for name, tensor in tensors.items():
         found.update(json.dumps([name, *tensor.shape]).encode())

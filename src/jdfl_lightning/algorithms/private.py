@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrivateFedAvg(FedAvg):
-    """theta <- theta + (sum of clipped updates + noise) / number of clients asked; every one counts the same.
+    """theta <- theta + (sum of clipped updates + noise) / number of clients asked; all have equal weight.
 
-    What is random comes from a secret key in the server's record: who takes part, and the noise. The noise is a
-    pseudo-random function of the key, of the round and of what it is added to, as in a deterministic signature. A round
-    that is repeated with the same answers gets the same noise and so the same model, which says nothing new. With other
-    answers it gets independent noise: the difference of two models never shows updates without noise.
+    The sampling of clients and the noise come from a secret key in the server's record. The noise is a
+    pseudo-random function of the key, the round and the sum it is added to, as in a deterministic signature. A round
+    that is repeated with the same answers gets the same noise and so the same model, which reveals nothing new. With
+    other answers it gets independent noise: the difference of two models never shows updates without noise.
 
     Updates and noise are whole multiples of one step, z C / 2^24. An update is rounded towards zero, which never makes
     it longer, and sums are exact in any order. As the sum is on the grid, adding rounded noise is the same as adding
-    noise of real numbers and rounding then: the last bits of a weight say nothing more.
+    real-valued noise and then rounding: the last bits of a weight reveal nothing more.
     """
 
     clip_norm: float = 1.0
-    """C, the longest update of a client; longer ones are shortened to it."""
+    """C, the largest norm of a client's update; longer updates are scaled down to it."""
     noise_multiplier: float = 1.0
     """z: the sum of a round's updates gets Gaussian noise of standard deviation z C."""
     delta: float = 1e-5
@@ -55,7 +55,7 @@ class PrivateFedAvg(FedAvg):
         require(0 < self.delta < 1, "--algorithm.delta", "between 0 and 1", self.delta)
 
     def check_settings(self, experiment: Experiment) -> None:
-        """Refuse settings with which the guarantee would be false."""
+        """Refuse settings under which the guarantee would not hold."""
         super().check_settings(experiment)
         clients = experiment.data.num_clients
         why = "as a larger one allows to publish one client's data"
@@ -69,20 +69,20 @@ class PrivateFedAvg(FedAvg):
             require(value == wanted, f"--{flag}", f"{named} with PrivateFedAvg, {why},", value)
 
     def check_run(self, experiment: Experiment, buffers: Tensors) -> None:
-        """Refuse a network of which more than trained weights is sent; find out whether epsilon can be computed."""
+        """Refuse a network that sends more than trained weights; check that epsilon can be computed."""
         super().check_run(experiment, buffers)
         spent_epsilon(self.noise_multiplier, self.delta, experiment.data.num_clients, experiment.clients_per_round, 1)
 
     def init_server(self, weights: Tensors) -> Record:
-        """Draw the secret key of a run."""
+        """Generate the secret key of a run."""
         return {"secret": {"key": torch.frombuffer(bytearray(secrets.token_bytes(KEY_BYTES)), dtype=torch.uint8)}}
 
     def broadcast(self, server: Record) -> Record:
-        """The key never leaves the server."""
+        """Send nothing: the key never leaves the server."""
         return {}
 
     def sample(self, server: Record, context: RoundContext) -> list[int]:
-        """Draw the participants from the secret: epsilon assumes that nobody knows who takes part."""
+        """Sample the participants with the secret key: epsilon assumes that participation is secret."""
         return secret_sample(_key(server), context.num_clients, context.asked, context.number, context.attempt)
 
     def aggregate(
@@ -90,7 +90,7 @@ class PrivateFedAvg(FedAvg):
     ) -> tuple[Tensors, Record]:
         """Add the mean of the clipped updates, with noise; a client that did not answer has an update of zero.
 
-        So nobody's absence changes what the others weigh.
+        So a missing client does not change the weight of the others.
         """
         step = self.noise_multiplier * self.clip_norm / STEPS
         total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in weights.items()}
@@ -109,7 +109,7 @@ class PrivateFedAvg(FedAvg):
         return moved, server
 
     def metrics(self, server: Record, context: RoundContext) -> dict[str, float]:
-        """The budget that is spent after a round."""
+        """Return the privacy budget spent after a round."""
         spent = spent_epsilon(
             self.noise_multiplier, self.delta, context.num_clients, context.asked, rounds=context.number
         )

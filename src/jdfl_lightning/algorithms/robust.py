@@ -1,4 +1,4 @@
-"""RobustFedAvg: a mean that a few bad models cannot move (Yin et al., 2018)."""
+"""RobustFedAvg: an average that a few bad models cannot corrupt (Yin et al., 2018)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from jdfl_lightning.core.tensors import Record, Tensors
 
 @dataclass(frozen=True)
 class RobustFedAvg(FedAvg):
-    """theta <- coordinate-wise median, or mean without the extremes, of the participants; every one counts the same.
+    """theta <- coordinate-wise median, or mean without the extremes, of the participants with equal weights.
 
-    The server holds all models of a round: there is no median of a running sum.
+    The server holds all models of a round, as a median cannot be computed from a running sum.
     """
 
     rule: Literal["median", "trimmed_mean"] = "median"
     """median, or trimmed_mean: the mean without the smallest and the largest values of each coordinate."""
     trim: float = 0.1
-    """Share of the participants that trimmed_mean leaves out at either end, in [0, 0.5); of 3 or more at least one."""
+    """Share of the participants that trimmed_mean leaves out at either end, in [0, 0.5); at least one of 3 or more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,7 +34,7 @@ class RobustFedAvg(FedAvg):
     def aggregate(
         self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
-        """Take the middle of every coordinate."""
+        """Take the median or trimmed mean of every coordinate."""
         models = [result.weights for result in results]
         return {name: self._middle(torch.stack([model[name] for model in models])) for name in weights}, server
 

@@ -37,17 +37,17 @@ class SCAFFOLD(FedAvg):
         return {"c": zeros_like(weights)}
 
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
-        """Return the client half for one fit."""
+        """Return the client side for one fit."""
         return VariateUpdate(task, state)
 
     def upload_form(self, weights: Tensors, server: Record, num_classes: int) -> Record:
-        """By how much a client's variate moved."""
+        """The change of a client's variate."""
         return {"c_moved": sub(weights, server["c"])}
 
     def aggregate(
         self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
     ) -> tuple[Tensors, Record]:
-        """Step towards the participants' mean; move c by what the participants' variates moved, over all N."""
+        """Step towards the participants' mean; add the sum of the participants' variate changes over N to c."""
         models, moved = RunningSum(), RunningSum()
         for result in results:
             models.add(result.weights, self.share(result))
@@ -62,7 +62,7 @@ class VariateUpdate(LocalUpdate):
     """Local SGD with c - c_i added to every gradient; then c_i+ = c_i - c + (theta - theta_i) / (K lr)."""
 
     def begin(self, params: Tensors) -> None:
-        """The correction is constant in a fit."""
+        """Prepare the correction, which is constant in a fit."""
         self.shift = place(sub(self.task.server["c"], self.state["c"]), params)
 
     def correct(self, params: Tensors) -> None:
@@ -70,7 +70,7 @@ class VariateUpdate(LocalUpdate):
         torch._foreach_add_(grads(params), self.shift)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
-        """Upload by how much the variate moved, and keep the new one."""
+        """Upload the change of the variate; keep the new variate."""
         gradient = {n: (self.task.weights[n] - weights[n]) / self.lr_sum for n in weights}
         moved = sub(gradient, self.task.server["c"])
         return {"c_moved": moved}, {"c": add(self.state["c"], moved)}

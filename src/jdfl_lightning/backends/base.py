@@ -1,4 +1,4 @@
-"""What a backend is: tasks in, results out."""
+"""The interface of a backend: tasks in, results out."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ if TYPE_CHECKING:
 
 RESET = "its saved state was damaged, so that it started afresh"
 ATTEMPTS = 2
-"""Times that a client's fit is tried."""
+"""Number of attempts at a client's fit."""
 
 
 class Runner(ABC):
-    """A backend that is ready: fits clients and evaluates models."""
+    """An open backend: fits clients and evaluates models."""
 
     @abstractmethod
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
-        """Fit the clients of some tasks; give their results in the order of the tasks, each as soon as it can.
+        """Fit the clients of some tasks; yield their results in the order of the tasks, each as early as possible.
 
-        A client whose fit raises, or ends its process, is tried once more; then its failure is given.
+        A client whose fit raises, or kills its process, is tried once more; then its failure is yielded.
         """
 
     @abstractmethod
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
-        """Evaluate models that share their buffers and tell the outcome: at once, or while later fits go on."""
+        """Evaluate models that share their buffers; call ``done`` with the outcome, at once or during later fits."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait until every evaluation has been told."""
+        """Wait until every evaluation is done."""
 
 
 class Backend(ABC):
     """Where clients are trained."""
 
     states_here: ClassVar[bool] = True
-    """Whether clients' states are in the run folder; else they are where the clients are."""
+    """Whether clients' states are in the run folder; else they are at the sites."""
 
     @abstractmethod
     def open(self, experiment: Experiment, states: ClientStates) -> AbstractContextManager[Runner]:
-        """Make ready for a run; closing the context lets everything go.
+        """Start the backend for a run; closing the context frees all resources.
 
         Args:
-            experiment: the run's settings; its data has been loaded and dealt out.
-            states: where clients keep what they remember.
+            experiment: the run's settings; its data is loaded and partitioned.
+            states: storage of the clients' states.
         """
 
 
 def describe(error: Exception) -> str:
-    """Return an error as a line for the user, or with its trace if it is not meant for one."""
+    """Return the message of an error meant for users, or the traceback of any other error."""
     return str(error) if isinstance(error, InputError) else "".join(traceback.format_exception(error)).strip()
 
 
 def fit_with_state(workspace: Workspace, states: ClientStates, task: FitTask) -> FitResult:
-    """Fit a client from the state it kept, and keep its new one."""
+    """Fit a client from its saved state, and save its new state."""
     known = states.recall(task.client, task.since) if task.since else None
     result, state = fit_client(workspace, task, init_state(workspace, task) if known is None else known)
     if result.keeps_state:
@@ -75,5 +75,5 @@ def fit_with_state(workspace: Workspace, states: ClientStates, task: FitTask) ->
 
 
 def init_state(workspace: Workspace, task: FitTask) -> Record:
-    """Return the state of a client that has none yet; Phase 1 knows no states."""
+    """Return the initial state of a client; Phase 1 uses no states."""
     return {} if task.round == DISCOVERY_ROUND else workspace.experiment.algorithm.init_client(task.weights)

@@ -1,4 +1,4 @@
-"""Dispatcher: several workers at once, wherever they run; results in order, what fails is tried again."""
+"""Dispatcher: runs jobs on several workers, returns results in order, and retries failures."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
 
 HELD = 4
-"""Results for each worker that may wait for an earlier one before no further client is begun."""
+"""Finished results per worker that may wait for an earlier one before no further client is started."""
 
 
 class GoneError(Exception):
-    """A worker has ended, not of its own will."""
+    """A worker has ended unexpectedly."""
 
 
 class Job:
-    """Something that a worker is asked to do.
+    """A job for a worker.
 
     Args:
         kind: ``fit`` or ``evaluate``.
-        content: a `FitTask` without what it shares with the round's others; or the arguments of `evaluate`.
-        done: takes the answer.
-        failed: is told why there is none.
-        common: what a fit shares with the round's others, sent to a worker once.
+        content: a `FitTask` without the parts shared by all tasks of the round; or the arguments of `evaluate`.
+        done: called with the result.
+        failed: called with the reason of a failure.
+        common: the parts shared by all fits of the round, sent to a worker once.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Job:
 
 
 class Worker(ABC):
-    """Something that does one job at a time, elsewhere."""
+    """A process, here or on another machine, that does one job at a time."""
 
     job: Job | None = None
     """What it is doing."""
@@ -60,24 +60,24 @@ class Worker(ABC):
 
     @abstractmethod
     def take(self) -> tuple[str, Any] | None:
-        """Take a message: (done, failed, storage or unusable; what); nothing if it only says that the worker is there.
+        """Receive a message: (done, failed, storage or unusable; content); None if it only means ready.
 
         Raise a `GoneError` if the worker is gone.
         """
 
     @abstractmethod
     def end(self) -> str:
-        """End the worker, whatever it does; return how it ended if it had already, as in `` by signal 9``."""
+        """End the worker, even during a job; if it had ended already, return how, as in `` by signal 9``."""
 
 
 class Dispatcher(Runner):
-    """Hands jobs to workers, the longest first, and puts results back in order.
+    """Sends jobs to workers, the longest first, and puts results back in order.
 
     Args:
-        start: starts the worker of a place.
+        start: starts the worker with a given index.
         wait: waits until some of the workers have a message, or are gone, and returns them.
-        workers: number of places.
-        sizes: images of each client, by which the time of its fit is estimated.
+        workers: number of workers.
+        sizes: number of images of each client, to estimate the time of its fit.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Dispatcher(Runner):
     ) -> None:
         self._start, self._wait, self._sizes = start, wait, sizes
         self.workers = [start(place) for place in range(workers)]
-        self._again: deque[Job] = deque()  # evaluations, and what has to be tried again: before any further client
+        self._again: deque[Job] = deque()  # evaluations and retries: before any further client
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
         """Fit clients in parallel; the server never holds more than a few results, however many clients there are."""
@@ -122,7 +122,7 @@ class Dispatcher(Runner):
         return Job("fit", task, done, failed, common)
 
     def _order(self, tasks: Sequence[FitTask]) -> list[int]:
-        """Return the places of the tasks as they are begun: at the end of a round, the longest fit first."""
+        """Return the indices of the tasks in the order to start them: at the end of a round, the longest fit first."""
         places = list(range(len(tasks)))
         end = max(0, len(places) - HELD * len(self.workers))
         return places[:end] + sorted(places[end:], key=lambda place: -self._sizes[tasks[place].client])
@@ -136,14 +136,14 @@ class Dispatcher(Runner):
         self._again.append(Job("evaluate", {"models": dict(models), "buffers": buffers}, done, failed))
 
     def finish(self) -> None:
-        """Wait until every worker is idle and every evaluation told."""
+        """Wait until every worker is idle and every evaluation is done."""
         self._idle()
         while self._again or any(worker.job is not None for worker in self.workers):
             self._take()
             self._idle()
 
     def _idle(self) -> Worker | None:
-        """Return a worker that has nothing to do, once evaluations and repetitions have one."""
+        """Return an idle worker, after evaluations and retries have been given one."""
         for worker in self.workers:
             if worker.ready and worker.job is None:
                 if not self._again:
@@ -155,12 +155,12 @@ class Dispatcher(Runner):
         try:
             worker.begin(job)
             worker.job = job
-        except GoneError:  # it died while it was idle, not of the job
+        except GoneError:  # it died while idle, not because of the job
             self._replace(worker)
             self._again.appendleft(job)
 
     def _replace(self, worker: Worker) -> None:
-        """Put a new worker in the place of one that died, and have what that one was at done again."""
+        """Replace a worker that died, and retry its job."""
         job, how = worker.job, worker.end()
         place = self.workers.index(worker)
         self.workers[place] = self._start(place)
@@ -168,7 +168,7 @@ class Dispatcher(Runner):
             self._retry(job, f"its process was ended{how}.")
 
     def _retry(self, job: Job, reason: str) -> None:
-        """Have a job done again, or give it up."""
+        """Retry a job, or report its failure."""
         job.attempts += 1
         if job.attempts < ATTEMPTS:
             self._again.append(job)
@@ -176,7 +176,7 @@ class Dispatcher(Runner):
             job.failed(reason)
 
     def _take(self) -> None:
-        """Wait for workers and take what they answer."""
+        """Wait for workers and process their messages."""
         awaited = [worker for worker in self.workers if worker.job is not None or not worker.ready]
         for worker in self._wait(awaited) if awaited else []:
             try:

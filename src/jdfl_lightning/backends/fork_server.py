@@ -1,7 +1,7 @@
-"""Worker processes from Python's fork server, which imports this module, and with it all that a worker needs, once.
+"""Worker processes from Python's fork server, which imports all that a worker needs once, with this module.
 
-The fork server is a fresh interpreter that imports and forks and does nothing else: a worker has none of the server's
-memory, threads or locks, and one that has to be replaced is there in milliseconds. It is started with the first worker,
+The fork server is a fresh interpreter that only imports and forks: a worker shares none of the server's
+memory, threads or locks, and a new worker starts in milliseconds. The fork server is started with the first worker,
 serves all later runs of the process, and ends with the process.
 """
 
@@ -23,20 +23,20 @@ from typing import Any
 from jdfl_lightning.backends.worker import block_group_signals, serve
 
 _FOLDER = "JDFL_FORK_SERVER_FOLDER"
-"""Tells the fork server which folder its socket is in; Python removes it only if the server ends by itself."""
+"""Variable with the folder of the fork server's socket; Python removes it only if the main process ends normally."""
 
 if _FOLDER in os.environ:  # this is the fork server
     atexit.register(shutil.rmtree, os.environ[_FOLDER], ignore_errors=True)
 
 
 def start_fork_server() -> None:
-    """Start the fork server, unless it is running; it imports while this process goes on."""
-    from multiprocessing import forkserver, resource_tracker  # which not every system has
+    """Start the fork server, unless it is running; it imports while this process continues."""
+    from multiprocessing import forkserver, resource_tracker  # not available on every system
 
     forkserver.set_forkserver_preload([__name__])
-    resource_tracker.ensure_running()  # beforehand, as its start unblocks signals
-    path = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}  # before 3.13.1 it has a path of its own
-    before = block_group_signals()  # which new processes inherit
+    resource_tracker.ensure_running()  # first, as its start unblocks signals
+    path = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}  # before 3.13.1 it has its own sys.path
+    before = block_group_signals()  # new processes inherit this
     try:
         with _environment(path | {_FOLDER: util.get_temp_dir()}):
             forkserver.ensure_running()
@@ -59,7 +59,7 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
 
 
 def start_worker(setup: bytes) -> tuple[BaseProcess, Connection[Any, Any]]:
-    """Start a worker with all that it needs to know; return it and the connection to it, which ends it if closed."""
+    """Start a worker with its setup; return the process and the connection to it, which ends it when closed."""
     start_fork_server()
     here, there = Pipe()
     process = get_context("forkserver").Process(target=serve, args=(there, sys.path, dict(os.environ), setup))
@@ -70,5 +70,5 @@ def start_worker(setup: bytes) -> tuple[BaseProcess, Connection[Any, Any]]:
     finally:
         sys.modules["__main__"] = main
         there.close()
-    util.Finalize(process, here.close, exitpriority=0)  # before Python waits for processes that are left
+    util.Finalize(process, here.close, exitpriority=0)  # before Python joins the remaining processes
     return process, here

@@ -34,8 +34,8 @@ class LocalRunner(Runner):
 
     Args:
         workspace: the data and the module.
-        states: where clients keep what they remember.
-        describe: makes the reason of a failure out of what a fit raised.
+        states: storage of the clients' states.
+        describe: turns an error of a fit into the reason of its failure.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LocalRunner(Runner):
         for _ in range(ATTEMPTS):
             try:
                 return fit_with_state(self._workspace, self._states, task)
-            except StorageError:  # not the client's fault: a full disk is everybody's
+            except StorageError:  # not the client's fault: a full disk affects every client
                 raise
             except Exception as error:  # whatever a user's algorithm, network or data raises
                 reason = self._describe(error)
@@ -63,4 +63,4 @@ class LocalRunner(Runner):
         done(evaluate(self._workspace, models, buffers))
 
     def finish(self) -> None:
-        """Nothing is ever left to wait for."""
+        """Do nothing: every evaluation is done at once."""

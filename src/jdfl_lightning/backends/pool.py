@@ -84,7 +84,7 @@ class PoolBackend(Backend):
 
 @contextmanager
 def _limited(threads: int | None) -> Iterator[None]:
-    """Let torch use so many threads."""
+    """Set torch's number of threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -96,12 +96,12 @@ def _limited(threads: int | None) -> Iterator[None]:
 def best_workers(clients: int, cores: int, threads: int | None = None) -> int:
     """Return the number of workers that should make a round fastest; 1 if none saves a tenth of the time.
 
-    As measured, t threads train t ** 0.6 times as fast as one; all else is whole rounds of clients.
+    As measured, t threads train t ** 0.6 times as fast as one; each worker trains its clients one after the other.
 
     Args:
         clients: participants of a round.
         cores: threads to share.
-        threads: of a worker, if that is given.
+        threads: threads of a worker, if given.
 
     >>> [best_workers(clients, cores=2) for clients in (1, 2, 3, 4, 5, 10)]
     [1, 2, 1, 2, 1, 2]
@@ -132,7 +132,7 @@ class _NoWorkersError(InputError):
 
 
 def _pack(experiment: Experiment, images: ImageFile, states: ClientStates, threads: int, gpu: int | None) -> bytes:
-    """Return what a worker has to know, as the message to it."""
+    """Return a worker's setup as an encoded message."""
     trainer = experiment.trainer if gpu is None else replace(experiment.trainer, devices=f"[{gpu}]")
     sent = replace(without_images(experiment), trainer=trainer)
     try:
@@ -150,16 +150,16 @@ class _Process(Worker):
     def __init__(self, setup: bytes, images: ImageFile) -> None:
         try:
             self.process, self.connection = start_worker(setup)
-        except (OSError, EOFError, AssertionError) as error:  # the last: this is a process that may not have any
+        except (OSError, EOFError, AssertionError) as error:  # the last: a daemonic process may not have children
             hint = " Set TMPDIR to a folder with a shorter path." if "path too long" in str(error) else ""
             raise _NoWorkersError(f"none could be started: {error}.{hint}") from error
         self._common: bytes | None = None
         if isinstance(images.file, int):
-            with suppress(OSError):  # it is gone already, as its first job will show
+            with suppress(OSError):  # it has ended already, as its first job will show
                 send_handle(self.connection, images.file, self.process.pid)
 
     def begin(self, job: Job) -> None:
-        """Send the job, and before it what it shares with others, if the worker does not know that yet."""
+        """Send the job, and before it the parts shared by the round's tasks, if the worker does not have them yet."""
         try:
             if job.common is not None and job.common is not self._common:
                 self.connection.send_bytes(encode(("common", job.common)))
@@ -169,7 +169,7 @@ class _Process(Worker):
             raise GoneError from error
 
     def take(self) -> tuple[str, Any]:
-        """Take a message."""
+        """Receive a message."""
         try:
             kind, answer = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
@@ -177,7 +177,7 @@ class _Process(Worker):
         return kind, answer
 
     def end(self) -> str:
-        """Hang up, which ends the process whatever it does."""
+        """Close the connection, which ends the process even during a job."""
         self.connection.close()
         self.process.join(timeout=5)
         code = self.process.exitcode
@@ -185,6 +185,6 @@ class _Process(Worker):
 
 
 def wait_for(workers: Sequence[_Process]) -> list[_Process]:
-    """Wait until some of the workers have said something or hung up."""
+    """Wait until some of the workers have sent a message or closed their connection."""
     by_connection = {worker.connection: worker for worker in workers}
     return [by_connection[connection] for connection in wait(list(by_connection))]  # type: ignore[index]

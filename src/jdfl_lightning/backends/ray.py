@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
 _PATIENCE = 60.0
-"""Seconds without any actor after which the user is told."""
+"""Seconds without any actor after which the user gets a message."""
 _STARTS = 3
-"""Actors that may end one after the other before one of them was ready."""
+"""Number of actors that may end in a row before any was ready."""
 
 
 def _import_ray() -> Any:
@@ -99,7 +99,7 @@ class RayBackend(Backend):
 
 @contextmanager
 def _joined(address: str | None) -> Iterator[Any]:
-    """Join a cluster, or start one on this machine, unless this process has; leave it as it was found."""
+    """Join a cluster, or start one on this machine, unless this process has one; leave it only if joined here."""
     ray = _import_ray()
     if ray.is_initialized():
         yield ray
@@ -124,7 +124,7 @@ def _joined(address: str | None) -> Iterator[Any]:
 
 @contextmanager
 def _marked(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Put a file beside clients' states, by which an actor finds out whether it can read and write them itself."""
+    """Write a file beside the clients' states; an actor that can read it can read and write the states itself."""
     marker, secret = folder.parent / f".{folder.name}.shared.tmp", secrets.token_hex()
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text(secret)
@@ -135,16 +135,16 @@ def _marked(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 class Clients:
-    """An actor: has its workspace built once, then fits and evaluates what it is sent."""
+    """An actor: builds its workspace once, then fits clients and evaluates models on request."""
 
     def enter(self, path: list[str]) -> None:
-        """Let what the server can import be found here too, where there is such a folder."""
+        """Add the server's import path here, as far as its folders exist."""
         sys.path += [folder for folder in path if folder not in sys.path and Path(folder).exists()]
 
     def prepare(
         self, experiment: Experiment, images: np.ndarray, threads: int, folder: Path, marker: Path, secret: str
     ) -> bool | str:
-        """Build the workspace; return whether this actor can read and write clients' states, or why it is of no use."""
+        """Build the workspace; return whether this actor can read and write clients' states, or why it cannot work."""
         try:
             return self._prepare(experiment, images, threads, folder, marker, secret)
         except Exception as error:
@@ -167,9 +167,9 @@ class Clients:
         return shared
 
     def do(self, kind: str, content: bytes, common: list[Any], state: bytes | None) -> np.ndarray:
-        """Do a job; return (done, failed or storage), the answer, and the client's state if it is to be carried.
+        """Do a job; return (done, failed or storage), the result, and the client's state if the server must save it.
 
-        As an array of bytes, which the object store takes and gives without a copy of its own.
+        The reply is an array of bytes, which the object store passes on without a copy.
         """
         try:
             answer = encode(self._do(kind, pickle.loads(content), common, state))
@@ -191,7 +191,7 @@ class Clients:
 
 
 class _Cluster:
-    """What all actors share, put into the object store once."""
+    """Data shared by all actors, put into the object store once."""
 
     def __init__(
         self, ray: Any, options: RayBackend, experiment: Experiment, states: ClientStates, marker: tuple[Path, str]
@@ -211,23 +211,23 @@ class _Cluster:
         self._told = False
 
     def start(self) -> tuple[Any, Any]:
-        """Start an actor; return it, and what it answers once it is ready."""
+        """Start an actor; return it, and a reference that resolves once it is ready."""
         actor = self._class.remote()
         actor.enter.remote([str(Path(folder).absolute()) for folder in sys.path])
         return actor, actor.prepare.remote(*self._settings)
 
     def started(self) -> None:
-        """Take note of an actor that is ready."""
+        """Record that an actor is ready."""
         self._failed_starts = 0
 
     def failed_to_start(self, error: Exception) -> None:
-        """Take note of an actor that ended before it was ready; several in a row are no accident."""
+        """Record an actor that ended before it was ready; several in a row end the run."""
         self._failed_starts += 1
         if self._failed_starts >= _STARTS:
             raise InputError(f"Expected Ray's actors to start but {_STARTS} ended at once: {error}") from error
 
     def share(self, common: bytes | None) -> list[Any]:
-        """Return what a round's tasks have in common as a reference; it is put into the object store once."""
+        """Return a reference to the parts shared by a round's tasks, put into the object store once."""
         if common is None:
             return []
         if self._common is None or self._common[0] is not common:
@@ -248,7 +248,7 @@ class _Cluster:
 
 
 class _Actor(Worker):
-    """An actor, seen from the server."""
+    """The server's handle of an actor."""
 
     def __init__(self, cluster: _Cluster) -> None:
         self._cluster = cluster
@@ -258,7 +258,7 @@ class _Actor(Worker):
         self._note = ""
 
     def begin(self, job: Job) -> None:
-        """Send a job; with the client's state, if the actor cannot read it."""
+        """Send a job, with the client's state if the actor cannot read it."""
         state = None
         if job.kind == "fit" and not self._shares_disk and job.content.since and job.content.round != DISCOVERY_ROUND:
             known = self._cluster.states.recall(job.content.client, job.content.since)
@@ -268,7 +268,7 @@ class _Actor(Worker):
         self.answer = self._actor.do.remote(job.kind, encode(job.content), common, state)
 
     def take(self) -> tuple[str, Any] | None:
-        """Take an answer; keep the client's state, if the actor could not."""
+        """Receive a result; save the client's state if the actor cannot."""
         exceptions = self._cluster.ray.exceptions
         try:
             answer = self._cluster.ray.get(self.answer)

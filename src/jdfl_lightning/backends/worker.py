@@ -1,4 +1,4 @@
-"""A worker of the pool: a process that builds its workspace once, then fits and evaluates what it is sent."""
+"""A worker of the pool: a process that builds its workspace once, then fits clients and evaluates models on request."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def encode(message: object) -> bytes:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """All that a worker needs to know, sent once."""
+    """A worker's setup, sent once."""
 
     experiment: Experiment
-    """The settings; its data has been dealt out and holds no images."""
+    """The settings; the data is partitioned and holds no images."""
     images: ImageFile
-    """The file to map them from; one without a name is sent after the setup."""
+    """The file to map the images from; a file without a name is sent after the setup."""
     states: ClientStates
-    """Where clients keep what they remember."""
+    """Storage of the clients' states."""
     threads: int
 
 
 def block_group_signals() -> set[int | signal.Signals]:
-    """Block what a terminal or a job queue sends to all processes at once: the server decides when workers end.
+    """Block signals that a terminal or job queue sends to all processes: the server decides when workers end.
 
     Returns:
         The signals that were blocked before.
@@ -75,15 +75,15 @@ def block_group_signals() -> set[int | signal.Signals]:
 
 
 def _watch(connection: Connection) -> None:
-    """End the process as soon as the other end hangs up, however that comes, even in the middle of a fit."""
+    """End the process as soon as the server closes the connection or dies, even during a fit."""
     watch = select.poll()
-    watch.register(connection.fileno(), 0)  # a hang-up is told without being asked for
+    watch.register(connection.fileno(), 0)  # a hang-up is always reported
     watch.poll()
     os._exit(0)
 
 
 def _next(connection: Connection) -> Any:
-    """Return the next message; if the other end has hung up, leave."""
+    """Return the next message; exit if the connection is closed."""
     try:
         return pickle.loads(connection.recv_bytes())
     except (EOFError, ConnectionError):
@@ -91,7 +91,7 @@ def _next(connection: Connection) -> Any:
 
 
 def _send(connection: Connection, message: object) -> None:
-    """Send a message; if the other end has hung up, leave."""
+    """Send a message; exit if the connection is closed."""
     try:
         connection.send_bytes(encode(message))
     except ConnectionError:
@@ -99,7 +99,7 @@ def _send(connection: Connection, message: object) -> None:
 
 
 def without_images(experiment: Experiment) -> Experiment:
-    """Return settings as another process needs them: with the data dealt out, and the images left for it to map."""
+    """Return the settings for another process: the data is partitioned, the images are left out for it to map."""
     data = copy.copy(experiment.data)
     data.progress = no_progress
     del data.images
@@ -107,7 +107,7 @@ def without_images(experiment: Experiment) -> Experiment:
 
 
 def failure(error: Exception) -> tuple[str, str]:
-    """Return what kind of failure an error is, storage or failed, and how it is told."""
+    """Return the kind of a failure, storage or failed, and its description."""
     kind = "storage" if isinstance(error, StorageError) else "failed"
     return kind, describe(error)
 
@@ -136,15 +136,15 @@ def _answer(connection: Connection, setup: WorkerSetup) -> None:
 
 
 def serve(connection: Connection, path: list[str], environment: dict[str, str], setup: bytes) -> None:
-    """Do what the server asks, until it hangs up.
+    """Do the server's jobs until it closes the connection.
 
     Args:
         connection: to the server.
         path: the server's `sys.path`.
-        environment: the server's.
-        setup: a `WorkerSetup`, which may need them to be read.
+        environment: the server's environment variables.
+        setup: an encoded `WorkerSetup`, which may need the path and the environment to be decoded.
     """
-    block_group_signals()  # also if somebody else has started the fork server
+    block_group_signals()  # also if other code has started the fork server
     threading.Thread(target=_watch, args=(connection,), daemon=True).start()
     sys.path[:] = path
     os.environ.clear()

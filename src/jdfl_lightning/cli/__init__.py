@@ -1,4 +1,4 @@
-"""The command line: one file for each command, a function whose arguments and docstring are the command's options.
+"""The command line: one file for each command, a function whose arguments and docstring define the options.
 
 Libraries are imported by the command that needs them.
 """

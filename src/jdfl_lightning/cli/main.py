@@ -1,4 +1,4 @@
-"""`main`: which command, and how it ends."""
+"""`main`: runs a command and returns its exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jdfl_lightning.cli.test import evaluate
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean, plain
 
 _LONGEST = 2000
-"""Letters of a message, which may quote somebody's file."""
+"""Limit on the characters of a message, which may quote a file."""
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "fit": fit,
@@ -53,7 +53,7 @@ def _show_note(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake of the user's ends in one line and exit code 2."""
+    """Run a command; a user error ends in one line and exit code 2."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
         print(_help())
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             near = did_you_mean(args[0], list(COMMANDS))
             raise InputError(f"Expected a command, one of {', '.join(COMMANDS)}, but got {args[0]!r}.{near}")
         with warnings.catch_warnings():
-            # the screen is the user's: notes are for it, what libraries say to developers is not
+            # show notes to the user, but not the libraries' warnings to developers
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", Note)
             warnings.showwarning = _show_note
@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"{PROGRAM}: {plain(' '.join(str(error).split()), _LONGEST)}", file=sys.stderr)
         return BAD_INPUT
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
-    except OSError as error:  # a disk, a folder or a file that does not do what it should
+    except OSError as error:  # an error of a disk, folder or file
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:

@@ -1,4 +1,4 @@
-"""fit_client: one client's local training, the one function that every backend calls; train, what it shares."""
+"""fit_client: one client's local training, called by every backend; train: the training loop it shares with Phase 1."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 def initial_backbone(experiment: Experiment) -> nn.Module:
-    """Return the backbone as every run with these settings begins, a function of the seed."""
+    """Return the initial backbone of every run with these settings, a function of the seed."""
     with isolated_randomness(experiment.seed_everything, "backbone"):
         return build_backbone(experiment.backbone, experiment.data.size)
 
 
 class Workspace:
-    """What a process needs to train or evaluate a model, built once: the data and one module.
+    """Everything a process needs to train or evaluate a model, built once: the data and one module.
 
     Args:
-        experiment: the run's settings; its data has been loaded and dealt out.
-        first: id of the first client whose images are here.
-        backbone: the network of `initial_backbone`, if it has been built already.
+        experiment: the run's settings; its data is loaded and partitioned.
+        first: id of the first client whose images this process has.
+        backbone: the network of `initial_backbone`, if it is already built.
     """
 
     def __init__(self, experiment: Experiment, first: int = 0, backbone: nn.Module | None = None) -> None:
@@ -76,19 +76,19 @@ class Workspace:
         return frozenset(name for name, param in self._module.named_parameters() if not param.requires_grad)
 
     def update_length(self) -> int:
-        """Return the number of entries of --clustering.layers, those of a client's update vector in Phase 1."""
+        """Return the length of a client's update vector in Phase 1: the number of weights in --clustering.layers."""
         weights, buffers = self.initial(num_domains=1)
         names = select_parameters(self.module(weights, buffers), self.experiment.clustering.layers)
         return sum(weights[name].numel() for name in names)
 
     def module(self, weights: Tensors, buffers: Tensors, targets: TargetRule | None = None) -> JointModule:
-        """Return the module with these weights; its head takes their shape."""
+        """Return the module with these weights; its head is resized to fit them."""
         module = self._module
         num_domains = weights["head.weight"].shape[0] // module.head.num_classes
         if num_domains != module.head.num_domains:
             module.head = self._new_head(num_domains)
         module.targets = targets if targets is not None else PlainTargets()
-        for part in (module.backbone, module.head):  # a process that has not trained yet has single precision
+        for part in (module.backbone, module.head):  # before its first fit, a process has single precision
             part.to(weights["head.weight"].dtype)
         with torch.no_grad():
             for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
@@ -98,7 +98,7 @@ class Workspace:
 
 
 def _targets(task: FitTask, draw: bool) -> TargetRule | None:
-    """Return the task's target rule; a client whose pseudo-domain is not known shares its mass among all alike."""
+    """Return the task's target rule; without a known pseudo-domain the mass is spread evenly over all."""
     if task.table is None:
         return None
     if task.domain == UNKNOWN and not draw:
@@ -109,22 +109,22 @@ def _targets(task: FitTask, draw: bool) -> TargetRule | None:
 def train(
     module: pl.LightningModule, loader: Iterable[Any], update: LocalUpdate, epochs: int, options: TrainerOptions
 ) -> Tensors:
-    """Train a module from where it is, silently; what is random in it is a function of the update's task.
+    """Train a module from its current weights, silently; all randomness is a function of the update's task.
 
     Args:
         module: any LightningModule.
         loader: its training batches.
-        update: watches over the fit.
+        update: the algorithm's callback for this fit.
         epochs: passes through the loader.
-        options: of the Trainer.
+        options: options of the Trainer.
 
     Returns:
-        A copy of the trainable parameters as they are then.
+        A copy of the trained parameters.
     """
     with quiet(), isolated_randomness(update.task.seed, "fit", *update.task.where):
         trainer = silent_trainer(options, epochs, [update])
         trainer.fit(module, loader)
-    # a Trainer is a knot of references that only the garbage collector unties, some time: let go of what is large in it
+    # Trainer has reference cycles, so it stays in memory until the garbage collector runs: free its large tensors now
     for optimizer in trainer.optimizers:
         optimizer.state.clear()
     return snapshot({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
@@ -143,7 +143,7 @@ def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitR
     """
     experiment = workspace.experiment
     discovering = task.round == DISCOVERY_ROUND
-    number = task.client - workspace.first  # among those that are here
+    number = task.client - workspace.first  # index among this process's clients
     if len(workspace.data.partition.clients[number]) == 0:
         raise PublicError(
             f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "

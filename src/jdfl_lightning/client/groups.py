@@ -1,4 +1,4 @@
-"""Unknown domains without federation: groups of data are told apart as Phase 1 tells clients apart."""
+"""Discovery without federation: groups of data are clustered like the clients in Phase 1."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class GroupDomains:
     vectors: Tensor
     """Their normalised updates (groups, D)."""
     found: PseudoDomains
-    """What was found in them: how M was chosen, inertias, silhouettes; a group goes by its number."""
+    """The clustering: how M was chosen, inertias, silhouettes; groups are identified by their index."""
 
     def __repr__(self) -> str:
-        """Show what was found and not the vectors, which have a number for each weight."""
+        """Show the result without the vectors, which are as long as the weights."""
         return f"GroupDomains(num_domains={self.num_domains}, assignments={self.assignments})"
 
     @property
@@ -55,11 +55,11 @@ class GroupDomains:
 
     @property
     def centroids(self) -> Tensor:
-        """mu_d (M, D), from which `GradedTargets` are made."""
+        """mu_d (M, D), the input of `GradedTargets`."""
         return self.found.centroids
 
     def record(self, true_domains: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Return what ``discovery.json`` of a run has, by the groups' names, for its tables and its picture.
+        """Return the content of a run's ``discovery.json``, with group names as keys, for the same tables and figure.
 
         Args:
             true_domains: the true domain of each group, where it is known.
@@ -84,24 +84,24 @@ def discover_domains(
     trainer: TrainerOptions | None = None,
     progress: Progress = no_progress,
 ) -> GroupDomains:
-    """Find pseudo-domains among groups of data - clinics, cameras, years - with the functions of a federated run.
+    """Find pseudo-domains among groups of data - clinics, cameras, years - as in a federated run.
 
     A copy of the module is trained briefly on each group, always from the same weights, and the directions in which
-    the weights moved are clustered. The module, its mode and all generators are left as they are; a loader's own
-    generator is given back too. Two calls with one seed give the same, to the bit, on the CPU.
+    the weights moved are clustered. The module, its mode and all random generators, including those of the loaders,
+    are restored. On the CPU, two calls with one seed give bit-identical results.
 
     Args:
         module: an ordinary classifier, such as a `JointModule` without targets, or a LightningModule of your own.
         loaders: the training batches of each group, by its name; what the module's ``training_step`` takes.
         epochs: E_0, passes through each group.
-        layers: parameters to look at: for a `JointModule` ``"A"`` (head), ``"B"`` (last conv block and head) or ``"C"``
+        layers: parameters to compare: for a `JointModule` ``"A"`` (head), ``"B"`` (last conv block and head) or ``"C"``
             (last two and head); patterns of parameter names (``["model.layer4.*", "model.fc.*"]``) for any module.
         num_domains: M if it is known; fewer than four groups are too few to find it by an elbow.
         criterion: how M is chosen otherwise.
         max_domains: the largest M to try.
-        seed: of shuffling, dropout and k-means.
+        seed: seed of shuffling, dropout and k-means.
         trainer: accelerator and precision, if not Lightning's defaults.
-        progress: is told (name, done, total) after each group; ``print`` will do.
+        progress: called with (name, done, total) after each group, for example ``print``.
     """
     if not loaders or epochs < 1 or max_domains < 1:
         raise InputError(
@@ -131,7 +131,7 @@ def discover_domains(
 
 @contextmanager
 def _own_randomness(loader: Iterable[Any], seed: int) -> Iterator[None]:
-    """Seed Python and NumPy for the block, as transforms use them; give them and the loader's generator back."""
+    """Seed Python and NumPy, which transforms use, for the block; then restore them and the loader's generator."""
     own = getattr(loader, "generator", None)
     state = own.get_state() if isinstance(own, torch.Generator) else None
     try:

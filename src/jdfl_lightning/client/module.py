@@ -1,4 +1,4 @@
-"""JointModule, the LightningModule of a client; it trains just as well with no federation at all."""
+"""JointModule, the LightningModule of a client; it also trains without a federation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Batch = Sequence[Tensor]
 
 
 class LossTerm(Protocol):
-    """What an algorithm makes of the task's loss."""
+    """An algorithm's change to the task's loss."""
 
     def __call__(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Return the loss to minimise."""
 
 
 def _with_domains(batch: Batch, needed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images, labels and domains of a batch; without domains, all is of domain 0 unless they are needed."""
+    """Return images, labels and domains of a batch; domains default to 0 unless they are needed."""
     images, labels, *domains = batch
     if needed and not domains:
         raise ValueError("Expected batches of (images, labels, domains) but got (images, labels): the domains matter.")
@@ -43,11 +43,11 @@ class JointModule(pl.LightningModule):
     """A backbone with a joint head, trained on soft joint targets and evaluated by the class alone.
 
     Batches are (images, labels, domains). In training the domains choose the targets; in a test they only name the
-    groups that accuracy is reported for. Where there is nothing to choose (one domain, random targets, validation)
-    batches of (images, labels) will do.
+    groups that accuracy is reported for. Where domains are not used (one domain, random targets, validation)
+    batches of (images, labels) are enough.
 
-    A checkpoint knows everything but the backbone: ``load_from_checkpoint(file, backbone=PaperCNN())``. One of a
-    LightningCLI knows how to build that too.
+    A checkpoint holds everything but the backbone: ``load_from_checkpoint(file, backbone=PaperCNN())``. A checkpoint
+    of LightningCLI holds the backbone's settings too.
 
     Args:
         backbone: gives features (B, in_features).
@@ -89,12 +89,12 @@ class JointModule(pl.LightningModule):
         self._has_targets = targets is not None
         self._build(targets if targets is not None else PlainTargets(), in_features, num_classes, score)
         self.loss_term: LossTerm | None = None
-        """Set by an algorithm for the length of a fit."""
+        """Set by an algorithm during a fit."""
         self.generator: torch.Generator | None = None
         """Source of the random targets; torch's global one if not set."""
 
     def _build(self, targets: TargetRule, in_features: int, num_classes: int, score: Score) -> None:
-        """Make what depends on the number of pseudo-domains."""
+        """Build the parts that depend on the number of pseudo-domains."""
         self.targets = targets
         self.head = JointHead(in_features, num_classes, targets.num_domains, score=score)
         groups = self._domains if self._domains is not None else targets.num_domains
@@ -105,7 +105,7 @@ class JointModule(pl.LightningModule):
         checkpoint["draw_targets"] = self.targets.draw
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the checkpoint's target rule, and a head of its size, if this module was given none."""
+        """Use the checkpoint's target rule, and a head of its size, if this module was built without targets."""
         table = checkpoint["state_dict"].get("targets.table")
         if not self._has_targets and table is not None and len(table) > 1:
             head, rule = self.head, TargetRule(table, checkpoint["draw_targets"])
@@ -144,12 +144,12 @@ class JointModule(pl.LightningModule):
         scores = self.test_accuracy.compute()
         overall, worst, spread = (scores.pop(name) for name in ("overall", "worst", "spread"))
         summary = {"test/acc": overall, "test/acc_worst": worst, "test/acc_spread": spread}
-        # the metric has been reduced, all processes have the same values: Lightning warns unless it may do it again
+        # the metric is reduced already; Lightning warns unless it may synchronise again
         self.log_dict(summary | {f"test/acc/{name}": score for name, score in scores.items()}, sync_dist=True)
         self.test_accuracy.reset()
 
     def predict_step(self, batch: Batch | Tensor, batch_idx: int) -> tuple[Tensor, Tensor]:
-        """Return predicted classes (B,) and class probabilities (B, C) of images, alone or first in a batch.
+        """Return predicted classes (B,) and class probabilities (B, C) of images or a batch that starts with images.
 
         A class is predicted as ``score`` says; its probability is that of its joint outputs, summed.
         """
@@ -165,7 +165,7 @@ class JointModule(pl.LightningModule):
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def statistics(self) -> Tensors:
-        """Return what the backbone has beside them, by name: buffers (BatchNorm's statistics), frozen parameters."""
+        """Return the backbone's other tensors, by name: buffers (BatchNorm's statistics) and frozen parameters."""
         frozen = {name: param for name, param in self.backbone.named_parameters() if not param.requires_grad}
         return {
             f"backbone.{name}": tensor for name, tensor in {**dict(self.backbone.named_buffers()), **frozen}.items()

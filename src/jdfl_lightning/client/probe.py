@@ -1,4 +1,4 @@
-"""Phase 1 at a client: a brief local training, and what of it is sent."""
+"""Phase 1 at a client: train briefly, send the update."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jdfl_lightning.core.tensors import Record, Tensors, snapshot, sub
 
 
 class DiscoveryProbe(LocalUpdate):
-    """The client half of Phase 1: train plainly, then send the normalised update of the chosen layers alone.
+    """The client side of Phase 1: train with the plain loss, then send the normalised update of the chosen layers.
 
     Args:
         task: what the server sent.
-        names: the parameters P to look at.
+        names: the parameters P in the update vector.
         sketch_dim: send a sketch of this length instead of the whole vector.
     """
 
@@ -30,7 +30,7 @@ class DiscoveryProbe(LocalUpdate):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Do nothing: Phase 1 tells no loss, so that any module and any batches will do."""
+        """Do nothing: Phase 1 reports no loss, so any module and any batches work."""
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the update vector; a client keeps nothing from Phase 1."""
@@ -41,11 +41,11 @@ class DiscoveryProbe(LocalUpdate):
 
 
 class EpochProbe(LocalUpdate):
-    """A probe that answers for every number of epochs at once: sends the update of the chosen layers after each.
+    """A probe that sends the update of the chosen layers after every epoch.
 
     Args:
         task: what the server sent.
-        names: the parameters to look at.
+        names: the parameters in the update.
     """
 
     def __init__(self, task: FitTask, names: Sequence[str]) -> None:
@@ -54,10 +54,10 @@ class EpochProbe(LocalUpdate):
         self._updates: Record = {}
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take down how far the parameters have come."""
+        """Record the update so far."""
         now = snapshot({name: self._params[name] for name in self.names})
         self._updates[str(len(self._updates) + 1)] = sub(now, self.task.weights)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
-        """Upload the updates by epoch, neither normalised nor joined."""
+        """Upload the updates by epoch, neither normalised nor concatenated."""
         return self._updates, {}

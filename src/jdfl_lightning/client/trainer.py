@@ -27,7 +27,7 @@ _LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning")
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """What of Lightning's Trainer is the user's; the rest (epochs, logger, bars, checkpoints) is the federation's."""
+    """Options of Lightning's Trainer that the user sets; the run sets the rest (epochs, logger, bars, checkpoints)."""
 
     accelerator: str = setting("auto", role="place")
     """Lightning's accelerator: auto, cpu, gpu, mps."""
@@ -47,13 +47,13 @@ class TrainerOptions:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Type that a fit leaves floating-point weights in; none if it is the one that they had before."""
+        """Type of floating-point weights after a fit; None if it is unchanged."""
         return {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}.get(self.precision)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C through: Lightning answers it by leaving the process and by ignoring every further one."""
+    """Let Ctrl-C raise: Lightning would exit the process and ignore every further Ctrl-C."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -65,13 +65,13 @@ def interruptible() -> Iterator[None]:
 
 
 class _OwnSignals(pl.Callback):
-    """Keeps SIGTERM as it was before: Lightning would end a fit in its middle."""
+    """Restores the SIGTERM handler: Lightning's would end a fit midway."""
 
     def __init__(self) -> None:
         self._handler = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take back what Lightning has changed, which it does after ``on_fit_start``."""
+        """Restore the handler here, as Lightning replaces it after ``on_fit_start``."""
         if self._handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._handler)
 
@@ -80,7 +80,7 @@ class _OwnSignals(pl.Callback):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what Lightning says about a Trainer, and only for the length of the block."""
+    """Silence Lightning's messages and warnings inside the block."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     try:
@@ -96,14 +96,14 @@ def quiet() -> Iterator[None]:
 
 
 _ISA = "ONEDNN_MAX_CPU_ISA"
-"""Variable by which oneDNN, which computes torch's products of matrices on Intel's CPUs, is told what not to use."""
+"""Environment variable that limits the instructions of oneDNN, torch's matrix library on Intel CPUs."""
 
 
 def survives_half_precision() -> bool:
     """Return whether products in half precision work on this CPU, if need be without its matrix unit (AMX).
 
-    Some virtual machines announce that unit and end a process that uses it. A process of its own finds out; if it ends,
-    oneDNN is told to do without, which it hears if it has computed nothing yet.
+    Some virtual machines announce AMX but kill a process that uses it. A child process tests this. If it is killed,
+    oneDNN is set to work without AMX, which has an effect only before its first computation.
     """
     if os.name != "posix" or _computes():
         return True
@@ -112,7 +112,7 @@ def survives_half_precision() -> bool:
 
 
 def _computes() -> bool:
-    """Return whether a process comes to the end of a product in half precision."""
+    """Return whether a child process survives a product in half precision."""
     if (child := os.fork()) == 0:
         try:
             torch.set_num_threads(1)
@@ -124,7 +124,7 @@ def _computes() -> bool:
 
 
 def check_trainer(options: TrainerOptions) -> None:
-    """Raise an `InputError` if Lightning does not take the options on this machine."""
+    """Raise an `InputError` if Lightning does not accept the options on this machine."""
     try:
         with quiet():
             trainer = silent_trainer(options)
@@ -150,7 +150,7 @@ def silent_trainer(options: TrainerOptions, max_epochs: int = 1, callbacks: Sequ
 
 @cache
 def _unused_trainer(options: TrainerOptions) -> pl.Trainer:
-    """Return a Trainer to copy: building one searches all installed packages for callbacks, ten times a copy's time."""
+    """Return a Trainer to copy; building one takes ten times as long, as it searches all packages for callbacks."""
     return pl.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,

@@ -26,21 +26,21 @@ Criterion = Literal["elbow", "silhouette"]
 Vectors = npt.NDArray[np.float64]
 
 VISIBLE = 0.05
-"""What counts as structure: how far the curve of inertias has to bend below its chord, as a share of its fall, and how
-high a silhouette has to be. Directions drawn at random in 1,000 dimensions or more stay below both."""
+"""Threshold for structure: on the depth of the inertia curve below its chord, as a share of its fall, and on the
+silhouette. Random directions in 1,000 dimensions or more stay below both."""
 _FEWEST = 4
-"""Clients that an elbow needs."""
+"""Smallest number of clients for an elbow."""
 _NOTHING = 1e-12
-"""Share of the squared lengths below which an inertia is rounding."""
+"""Share of the squared norms below which an inertia is rounding error."""
 _SILHOUETTES = 2000
-"""Clients, at most, that a silhouette is computed from; it takes time in the square of their number."""
+"""Largest number of clients for a silhouette, whose time is quadratic in it."""
 _COLUMNS = 16384
-"""Entries of all vectors that are in memory in double precision at a time."""
+"""Columns of the vectors that are converted to double precision at a time."""
 
 
 @dataclass(frozen=True)
 class PseudoDomains:
-    """What Phase 1 found."""
+    """The result of Phase 1."""
 
     assignments: dict[int, int]
     """z_i, the pseudo-domain of each client of Phase 1."""
@@ -53,11 +53,11 @@ class PseudoDomains:
     silhouettes: dict[int, float]
     """Mean silhouette, for each M from 2 that was tried."""
     note: str = ""
-    """Why M was not chosen by the criterion that was asked for."""
+    """Why M was not chosen by the requested criterion."""
     joined: dict[int, int] = field(default_factory=dict)
-    """z_i of the clients that came later; `UNKNOWN` for one that was asked and gave nothing of use."""
+    """z_i of newcomers; `UNKNOWN` for a newcomer without a usable update."""
     moved: bool = False
-    """Whether the centroids have moved with them."""
+    """Whether newcomers have moved the centroids."""
 
     @property
     def num_domains(self) -> int:
@@ -66,13 +66,13 @@ class PseudoDomains:
 
     @property
     def picks(self) -> dict[str, int | None]:
-        """The M that each criterion would take; none where it sees nothing."""
+        """The M that each criterion would choose; None where it finds no structure."""
         bend = elbow(self.inertias) if len(self.assignments) >= _FEWEST else None
         return {"elbow": bend, "silhouette": best_silhouette(self.silhouettes)}
 
     @property
     def newcomers(self) -> dict[int, int]:
-        """The pseudo-domains of those who came later and have one."""
+        """The pseudo-domains of the newcomers that have one."""
         return {client: domain for client, domain in self.joined.items() if domain != UNKNOWN}
 
     def of(self, client: int) -> int:
@@ -84,12 +84,12 @@ class PseudoDomains:
         return int((self.centroids.double() - vector.double()).norm(dim=1).argmin())
 
     def join(self, client: int, vector: Tensor | None, update: bool = False) -> PseudoDomains:
-        """Give a client that was not there the nearest pseudo-domain.
+        """Return the pseudo-domains with a newcomer in the nearest one.
 
         Args:
             client: its id.
-            vector: its update vector; none if it was asked and gave nothing of use.
-            update: let the centroid become the mean of its clients with this one.
+            vector: its update vector; None if it sent no usable one.
+            update: move the centroid to the mean of its clients including this one.
         """
         if vector is None:
             return replace(self, joined=self.joined | {client: UNKNOWN})
@@ -131,9 +131,9 @@ class PseudoDomains:
 def elbow(inertias: Mapping[int, float]) -> int | None:
     """Return the M where the curve of inertias bends most: farthest below the chord from its first to its last point.
 
-    Clients that are all equally far from each other have a straight curve: whichever two are joined, inertia grows by
-    the same. So the depth below the chord, as a share of the curve's fall, says how much structure there is beyond
-    that; if it is less than `VISIBLE`, there is no elbow.
+    Clients that are all equally far from each other have a straight curve: merging any two adds the same inertia. So
+    the depth below the chord, as a share of the curve's fall, measures structure. If it is less than `VISIBLE`, there
+    is no elbow.
 
     >>> elbow({1: 10.0, 2: 6.0, 3: 2.0, 4: 1.5, 5: 1.0})
     3
@@ -159,9 +159,9 @@ def best_silhouette(silhouettes: Mapping[int, float]) -> int | None:
 
 
 def _coordinates(vectors: Tensor) -> Vectors:
-    """Return points with the distances of the vectors, in as few dimensions as there are vectors.
+    """Return points with the same distances as the vectors, in at most as many dimensions as there are vectors.
 
-    K-means looks at distances alone, so that hundreds of thousands of entries need to be read only once.
+    K-means depends on distances alone, so the long vectors are read only once.
     """
     count, length = vectors.shape
     if count >= length:
@@ -180,7 +180,7 @@ def project(vectors: Tensor) -> list[list[float]]:
     points = _coordinates(vectors)
     flat = np.zeros((len(points), 2))
     dims = min(2, *points.shape)
-    if not np.allclose(points, points[0]):  # else there is no direction to look along
+    if not np.allclose(points, points[0]):  # else there is no principal direction
         flat[:, :dims] = PCA(dims, svd_solver="covariance_eigh").fit_transform(points)
     pairs: list[list[float]] = flat.tolist()
     return pairs
@@ -194,7 +194,7 @@ def _kmeans(points: Vectors, num_domains: int, seed: int) -> KMeans:
 
 
 def _silhouettes(points: Vectors, fits: Mapping[int, KMeans], seed: int) -> dict[int, float]:
-    """Return the mean silhouette for each M that has one, of clients picked at random where there are many."""
+    """Return the mean silhouette for each M that has one, from a random sample of clients if there are many."""
     picked = np.arange(len(points))
     if len(points) > _SILHOUETTES:
         picked = np.sort(numpy_generator(seed, "silhouette").choice(len(points), _SILHOUETTES, replace=False))
@@ -208,7 +208,7 @@ def _silhouettes(points: Vectors, fits: Mapping[int, KMeans], seed: int) -> dict
 def _choose(
     criterion: Criterion, count: int, inertias: Mapping[int, float], silhouettes: Mapping[int, float]
 ) -> tuple[int, str, str]:
-    """Return M, the criterion that chose it, and why it is not the one asked for."""
+    """Return M, the criterion that chose it, and why this is not the requested one."""
     note = ""
     if criterion == "elbow":
         if count < _FEWEST:
@@ -230,7 +230,7 @@ def cluster(
     Args:
         updates: the clients and their vectors.
         num_domains: M if it is given.
-        criterion: how to choose M otherwise; where no elbow is to be seen, the silhouette decides.
+        criterion: how to choose M otherwise; without a visible elbow, the silhouette decides.
         max_domains: the largest M to try.
         seed: seed of k-means.
 
@@ -248,7 +248,7 @@ def cluster(
         )
     points = _coordinates(updates.vectors)
     fits = {m: _kmeans(points, m, seed) for m in range(1, min(max(max_domains, num_domains or 1), count) + 1)}
-    least = _NOTHING * float((points**2).sum())  # of clients that are all alike, rounding is left
+    least = _NOTHING * float((points**2).sum())  # identical clients leave a rounding error
     inertias = {m: float(fit.inertia_) if fit.inertia_ > least else 0.0 for m, fit in fits.items()}
     silhouettes = _silhouettes(points, fits, seed) if inertias[1] > 0 else {}
     if num_domains is not None:
@@ -271,7 +271,7 @@ def cluster(
 
 
 def _centroid(vectors: Tensor, points: Vectors, members: npt.NDArray[np.bool_], centre: Vectors) -> Tensor:
-    """Return the mean vector of a cluster; of one without members, the vector nearest to where k-means has it."""
+    """Return the mean vector of a cluster; for an empty cluster, the vector nearest to k-means' centre."""
     if not members.any():
         return vectors[int(((points - centre) ** 2).sum(axis=1).argmin())].float()
     chosen = torch.from_numpy(np.flatnonzero(members))

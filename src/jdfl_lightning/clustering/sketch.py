@@ -1,4 +1,4 @@
-"""A short random sketch of a long vector: made at the client, so that only the sketch crosses to the server."""
+"""A short random sketch of a long vector: made at the client, so that only the sketch is sent."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 from jdfl_lightning.core.seeding import numpy_generator
 
 BLOCKS = 4
-"""Times that every entry of a vector occurs in its sketch."""
+"""Number of times that every entry of a vector occurs in its sketch."""
 
 
 def sketch(vector: Tensor, dim: int, seed: int) -> Tensor:
-    r"""Project a vector to few dimensions such that cosines survive.
+    r"""Project a vector to few dimensions, approximately preserving cosines.
 
     The sketch has `BLOCKS` blocks. For each of them the entries of the vector get random signs, are put into random
     order and dealt in turn to the block's dim / BLOCKS places, where they are summed: a sparse projection with `BLOCKS`
     entries of :math:`\pm 1 / \sqrt{\mathrm{BLOCKS}}` for each entry of the vector, never none. Inner products are
-    kept in the mean, and those of unit vectors with a variance of about 2 / dim at the most.
+    preserved in expectation; for unit vectors the variance is at most about 2 / dim.
 
     Args:
         vector: (D,).
         dim: length of the sketch, a multiple of `BLOCKS`.
-        seed: the same for all vectors that are to be compared.
+        seed: must be the same for all vectors to compare.
 
     >>> x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
     >>> short = sketch(x, 400, seed=0)
@@ -47,7 +47,7 @@ def sketch(vector: Tensor, dim: int, seed: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _plan(length: int, dim: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return order and signs of the entries for each block; kept, as a process makes one kind of sketch."""
+    """Return order and signs of the entries for each block; cached, as a process makes one kind of sketch."""
     rng = numpy_generator(seed, "sketch", length, dim)
     signs = np.array([-1.0, 1.0], dtype=np.float32)
     return [(rng.permutation(length), signs[rng.integers(0, 2, length, dtype=np.int8)]) for _ in range(BLOCKS)]

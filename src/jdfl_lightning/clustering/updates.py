@@ -1,4 +1,4 @@
-"""What clients send in Phase 1: normalised updates of some layers, or sketches of them."""
+"""Clients' messages in Phase 1: normalised updates of some layers, or sketches of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jdfl_lightning.core.tensors import Tensors, flatten, sub
 
 
 def unit(vector: Tensor) -> Tensor:
-    """Return a vector at length 1; one of zeros stays what it is.
+    """Return a vector scaled to norm 1; a zero vector is unchanged.
 
     >>> unit(torch.tensor([3.0, 4.0])), unit(torch.zeros(1))
     (tensor([0.6000, 0.8000]), tensor([0.]))
@@ -32,7 +32,7 @@ def update_vector(before: Tensors, after: Tensors, names: Sequence[str]) -> Tens
 
 
 def reason_unusable(update: Tensor) -> str | None:
-    """Return why an update vector cannot be used; nothing if it can.
+    """Return why an update vector cannot be used; None if it can.
 
     >>> reason_unusable(torch.tensor([0.6, 0.8])), reason_unusable(torch.zeros(2))
     (None, 'its update is zero')
@@ -44,13 +44,13 @@ def reason_unusable(update: Tensor) -> str | None:
 
 @dataclass(frozen=True)
 class Updates:
-    """What the clients sent in Phase 1."""
+    """The clients' updates of Phase 1."""
 
     clients: list[int]
     """Ids of the clients whose update can be used."""
     vectors: Tensor
     """Their normalised updates, or sketches of them (clients, D)."""
     left_out: dict[int, str] = field(default_factory=dict)
-    """Clients that were asked and gave nothing of use, and why."""
+    """Clients without a usable update, and why."""
     bytes_down: int = 0
     bytes_up: int = 0

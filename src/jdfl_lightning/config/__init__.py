@@ -1,7 +1,6 @@
 """The settings of a run: `Experiment`, read from YAML files and command lines, and written back.
 
-Everything before it in the order of imports is configured by it; nothing there reads it but through an object that is
-handed over.
+It configures all packages imported before it; these get their settings only as arguments.
 """
 
 from jdfl_lightning.config.experiment import Checkpointing, Clustering, Experiment, Supervision, free_settings

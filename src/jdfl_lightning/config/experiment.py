@@ -31,9 +31,9 @@ class Clustering:
     epochs: int = setting(3, phase_1=True)
     """E_0, local epochs from theta_0 whose update is looked at."""
     batch_size: int | None = setting(None)
-    """Images in a batch of Phase 1; null for that of the training."""
+    """Images in a batch of Phase 1; null for batch_size of the training."""
     layers: str | list[str] = setting("B", phase_1=True)
-    """Parameters to look at: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
+    """Parameters to compare: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
     criterion: Criterion = setting("elbow")
     """How M is chosen if num_domains is not given: elbow or silhouette. With fewer than 4 clients, or where no elbow is
     visible, the silhouette decides."""
@@ -44,7 +44,7 @@ class Clustering:
     sketch_dim: int | None = setting(None, phase_1=True, in_paper=False)
     """Length of the random sketch that a client sends instead of its update vector (1024, say); null for the vector."""
     newcomers: Literal["nearest", "update"] = setting("nearest", in_paper=False)
-    """How a client that was not in Phase 1 gets its pseudo-domain: by the nearest centroid; update: which it moves."""
+    """Pseudo-domain of newcomers. nearest: join the nearest centroid. update: join it and move it to the new mean."""
 
     def __post_init__(self) -> None:
         require_types(self, "--clustering.")
@@ -64,14 +64,14 @@ class Clustering:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """What is kept so that a run can be continued."""
+    """What is saved so that a run can be resumed."""
 
     every: int = setting(1, role="output")
     """Rounds from one checkpoint to the next; the last round always has one."""
     keep: int = setting(2, role="output")
-    """Checkpoints to keep: the newest, and those before it in case that it is damaged."""
+    """Checkpoints to keep: the newest, and earlier ones in case it is damaged."""
     reset_damaged_clients: bool = setting(False, role="output")
-    """Let a client whose saved state is damaged start afresh, instead of ending the run."""
+    """Reset a client whose saved state is damaged, instead of ending the run."""
 
     def __post_init__(self) -> None:
         require_types(self, "--checkpoint.")
@@ -122,15 +122,15 @@ class Experiment:
     evaluate_every: int = setting(1, role="length", in_paper=False)
     """Rounds from one evaluation to the next; the last round is always evaluated."""
     max_update_norm: float | None = setting(None, in_paper=False)
-    """Refuse an update that is longer than this many times the median of its round; null to refuse none."""
+    """Refuse an update whose norm is more than this many times the median of its round; null to refuse none."""
     min_clients: int = setting(1, in_paper=False)
-    """Clients whose answers a round needs; with fewer it is void and repeated, with clients drawn anew."""
+    """Client answers that a round needs; with fewer it is repeated with newly sampled clients."""
     checkpoint: Checkpointing = setting(factory=Checkpointing, group=True)
-    """What is kept so that a run can be continued."""
+    """What is saved so that a run can be resumed."""
     clustering: Clustering = setting(factory=Clustering, group=True)
     """Phase 1: how pseudo-domains are discovered."""
     discovery: str | None = setting(None, role="place")
-    """Folder of a run, or of `discover`, whose Phase 1 is taken up instead of repeated; M may be another one."""
+    """Folder of a run, or of `discover`, whose discovery is reused instead of repeated; M may differ."""
     backend: Backend = setting(factory=PoolBackend, role="place")
     """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other) or
     RayBackend (on a cluster)."""
@@ -141,7 +141,7 @@ class Experiment:
     run_dir: str | None = setting(None, role="output")
     """Folder of the run, new or empty; null for a new one in runs/."""
     resume: str | None = setting(None, role="place")
-    """Continue a run: its folder, or a file in its checkpoints/; auto for the newest run of these settings, if any."""
+    """Resume a run: its folder, or a file in its checkpoints/; auto for the newest run of these settings, if any."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -177,12 +177,12 @@ class Experiment:
 
     @property
     def clients_per_round(self) -> int:
-        """Participants of a round: the share of the clients, rounded, halves up, and at least one."""
+        """Participants of a round: client_fraction of all clients, rounded half up, at least one."""
         return max(1, int(self.client_fraction * self.data.num_clients + 0.5))
 
     @property
     def discovery_clients(self) -> int:
-        """Clients in Phase 1: the share of them, rounded, halves up, and at least one."""
+        """Clients in Phase 1: clustering.fraction of all clients, rounded half up, at least one."""
         return max(1, int(self.clustering.fraction * self.data.num_clients + 0.5))
 
     @property
@@ -198,6 +198,6 @@ class Experiment:
 
 
 def free_settings() -> tuple[str, ...]:
-    """Return the dotted names of the settings that may change when a run is resumed: they alter no round's numbers."""
+    """Return the dotted names of the settings that may change when a run is resumed: they change no round's numbers."""
     free = [setting.name for setting in declared_settings(Experiment) if setting.role != "result"]
     return (*free, *(f"data.init_args.{name}" for name in PLACES))

@@ -36,7 +36,7 @@ def as_dict(value: Any) -> Any:
         return str(value)
     if isinstance(value, _PLAIN):
         return value
-    stored = {name.removeprefix("_"): item for name, item in vars(value).items()}  # no properties: they may do things
+    stored = {name.removeprefix("_"): item for name, item in vars(value).items()}  # properties may have side effects
     names = inspect.signature(type(value).__init__).parameters
     init_args = {name: as_dict(stored[name]) for name in names if isinstance(stored.get(name, ...), _PLAIN)}
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": init_args}
@@ -71,7 +71,7 @@ def find_config(name: str) -> Path:
 
 
 def run_of(resume: str) -> Path:
-    """Return the folder of the run that is to be continued: the path itself, or that of the checkpoint in it."""
+    """Return the folder of the run to resume; the path is the folder or a checkpoint in it."""
     path = Path(resume)
     folder = path.parent.parent if path.is_file() else path
     if not (folder / CONFIG).is_file():
@@ -80,11 +80,11 @@ def run_of(resume: str) -> Path:
 
 
 def usable_settings(folder: Path, trust: bool) -> dict[str, Any]:
-    """Return the settings of a run folder, once they were found to be safe to use.
+    """Return the settings of a run folder, after checking that they are safe to use.
 
     Args:
         folder: the run folder.
-        trust: whether the user trusts it, whoever made it.
+        trust: whether the user trusts the folder, whoever made it.
     """
     places = [setting.name for setting in declared_settings(Experiment) if setting.role in ("place", "output")]
     return settings_to_use(folder, trust, as_dict(Experiment()), places)

@@ -26,7 +26,7 @@ for _list in (Names, Numbers, Fractions):
 
 
 def _explain(message: str, positional: Sequence[str] = ()) -> str:
-    """Say what jsonargparse found in the words of the command line."""
+    """Reword an error of jsonargparse in terms of the command line."""
     keys = re.findall(r'Parser key "([^"]+)"', message)
     flag = f"--{'.'.join(keys)}"
     value = re.search(r"(?:Got|Given) value: (.*)", message)
@@ -84,10 +84,10 @@ def make_parser(program: str) -> ArgumentParser:
 
 
 def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]) -> dict[str, Any]:
-    """Turn command-line arguments into those of a command, a function whose annotations and docstring are the options.
+    """Parse the arguments of a command, a function whose annotations and docstring define the options.
 
-    An argument `settings` gets all that is no option of the command itself: the settings of a run, for
-    `parse_experiment`. One without a default whose type is a list stands without its name, once or more.
+    A parameter `settings` gets all arguments that are not options of the command: the settings of a run, for
+    `parse_experiment`. A list parameter without a default is positional, with one or more values.
 
     Args:
         program: name of the command in help texts.
@@ -154,7 +154,7 @@ def parse_experiment(program: str, args: Sequence[str], saved: Mapping[str, Any]
     Args:
         program: name of the command in help texts.
         args: the arguments; what comes later overrides what comes before.
-        saved: settings that the arguments change; those of the run that is resumed if not given, or the defaults.
+        saved: settings that the arguments override; if not given, those of the resumed run, or the defaults.
     """
     resumed = [value for value in _values(args, "--resume") if value not in ("auto", "null")]
     if saved is None and resumed:
@@ -170,7 +170,7 @@ def parse_experiment(program: str, args: Sequence[str], saved: Mapping[str, Any]
         raise InputError(_explain(str(error))) from error
     except InputError:
         raise
-    except (ValueError, TypeError, ImportError) as error:  # what a class says that was named in the settings
+    except (ValueError, TypeError, ImportError) as error:  # raised by a class named in the settings
         raise InputError(str(error)) from error
     except OverflowError as error:
         raise InputError(f"Expected numbers of a usual size but one is too large: {error}.") from error

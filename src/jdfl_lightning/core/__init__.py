@@ -1,4 +1,4 @@
-"""What everything else is built on: errors, named tensors, messages between server and client, seeds, safe files.
+"""Foundations: errors, named tensors, messages between server and client, seeds, safe files.
 
 Nothing here imports from another package of this project.
 """

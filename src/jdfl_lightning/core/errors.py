@@ -1,4 +1,4 @@
-"""What a user is told: an error that ends a command with one clear line and exit code 2, or a note."""
+"""Messages to the user: errors that end a command with one clear line and exit code 2, and notes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used; the message names it and the way out."""
+    """The user's input cannot be used; the message names it and a remedy."""
 
 
 class StorageError(InputError):
@@ -23,7 +23,7 @@ class PublicError(InputError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in a run that can be continued; what it holds is the command for that."""
+    """Ctrl-C in a run that can be resumed; holds the command to resume it."""
 
 
 class Terminated(Interrupted):
@@ -31,11 +31,11 @@ class Terminated(Interrupted):
 
 
 class Note(UserWarning):
-    """Something the user should know; the command goes on."""
+    """Something the user should know; the command continues."""
 
 
 def last_line(reason: str) -> str:
-    """Return the line of an error's text that says what happened; of a traceback it is the last one.
+    """Return the last line of an error's text, which in a traceback says what happened.
 
     >>> last_line("Traceback (most recent call last):" + chr(10) + "KeyError: 'x'")
     "KeyError: 'x'"
@@ -44,7 +44,7 @@ def last_line(reason: str) -> str:
 
 
 def without_stop(error: object) -> str:
-    """Return the text of an error to end a sentence with, which has a full stop of its own.
+    """Return the text of an error without its full stop, to put at the end of a sentence.
 
     >>> without_stop(ValueError("Expected a number."))
     'Expected a number'
@@ -76,7 +76,7 @@ def require_choice(flag: str, value: object, choices: Sequence[object]) -> None:
 
 
 def did_you_mean(value: object, choices: Sequence[object]) -> str:
-    """Return a question after the choice that is spelt most like a value; nothing if none is.
+    """Return a question that suggests the choice spelt most like a value; empty if none is similar.
 
     >>> did_you_mean("Graded", ["hard", "graded"]), did_you_mean("x", ["hard", "graded"])
     (" Did you mean 'graded'?", '')
@@ -87,9 +87,9 @@ def did_you_mean(value: object, choices: Sequence[object]) -> str:
 
 
 def require_type(flag: str, value: object, hint: Any) -> None:
-    """Raise an `InputError` unless a value is what a type hint says; the hint may hold choices (`Literal`).
+    """Raise an `InputError` unless a value matches a type hint; the hint may hold choices (`Literal`).
 
-    A bool is no number here, NaN is none either, and a path may stand for a string.
+    A bool or NaN is not accepted as a number; a path is accepted as a string.
 
     >>> require_type("--rounds", "3", int)
     Traceback (most recent call last):
@@ -125,11 +125,11 @@ def _is_a(value: object, option: Any) -> bool:
         return type(value) in (int, float) and value == value  # NaN is not equal to itself
     if option is str:
         return isinstance(value, (str, os.PathLike))
-    return not isinstance(option, type) or isinstance(value, option)  # other hints are for a type checker
+    return not isinstance(option, type) or isinstance(value, option)  # other hints are not checked
 
 
 def _subclasses(parent: type) -> Iterator[type]:
-    """Give all classes below one, unless it is one of Python's own."""
+    """Yield all subclasses of a class, unless it is a built-in."""
     children: list[type] = [] if parent.__module__ == "builtins" else parent.__subclasses__()
     for child in children:
         yield child
@@ -141,13 +141,13 @@ def require_types(settings: Any, prefix: str = "--") -> None:
 
     Args:
         settings: the object.
-        prefix: what comes before a field's name on the command line, such as ``--trainer.``.
+        prefix: prefix of a field's name on the command line, such as ``--trainer.``.
     """
     hints: dict[str, Any] = {}
     for parent in reversed(type(settings).__mro__):
         try:
             hints |= get_type_hints(parent)
-        except (NameError, AttributeError, TypeError):  # a user's subclass may name what only a type checker knows
+        except (NameError, AttributeError, TypeError):  # a subclass may have hints that exist only for type checkers
             continue
     for entry in dataclasses.fields(settings):
         if hasattr(settings, entry.name):
@@ -155,7 +155,7 @@ def require_types(settings: Any, prefix: str = "--") -> None:
 
 
 def plain(text: str, most: int = 300) -> str:
-    """Return text that somebody else wrote as one line that is safe to show: printable characters, and not too many.
+    """Return untrusted text as one line that is safe to show: printable characters, at most `most`.
 
     >>> plain("no\\x1b[2J luck\\n"), plain("x" * 9, most=4)
     ('no [2J luck', 'x...')

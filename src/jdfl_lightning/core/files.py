@@ -1,4 +1,4 @@
-"""Small files: written whole or not at all, and read with limits, since anybody may have made them."""
+"""Small files: written atomically, and read with limits, as they may come from others."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _T = TypeVar("_T")
 _MOST_BYTES = 1 << 20
 """Size of the largest settings file."""
 _MOST_TEXT = 64 << 20
-"""Size of the largest JSON or CSV file: a discovery has a line or two for each client."""
+"""Size of the largest JSON or CSV file: a discovery has one or two lines for each client."""
 _MOST_NODES = 100_000
-"""Values in a settings file, those that an alias repeats included."""
+"""Values in a settings file, with aliases expanded."""
 _MOST_LEVELS = 50
 """Levels of nesting in a settings file."""
 _ASIDE = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
@@ -32,13 +32,13 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def write_whole(file: Path, content: bytes, private: bool = False) -> None:
-    """Write a file aside and rename it: a reader finds the old content or the new, never a part.
+    """Write a temporary file and rename it: a reader finds the old content or the new, never a part.
 
-    The file aside has a random name and must not exist, so that nobody can have put a link in its place.
+    The temporary file has a random name and must not exist, so that it cannot be a link made by someone else.
 
     Args:
-        file: where the content goes; a link there is replaced, not followed.
-        content: all of it.
+        file: the file to write; a link there is replaced, not followed.
+        content: the whole content.
         private: whether only this user may read it.
     """
     aside = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
@@ -60,7 +60,7 @@ def write_whole(file: Path, content: bytes, private: bool = False) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut."""
+    """Make a rename durable in case of a power cut."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -70,7 +70,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def is_aside(name: str) -> bool:
-    """Return whether a file is what a kill in the middle of `write_whole` leaves.
+    """Return whether this is the name of a temporary file of `write_whole`.
 
     >>> is_aside(".config.yaml.0123456789abcdef.tmp"), is_aside(".tmp")
     (True, False)
@@ -79,7 +79,7 @@ def is_aside(name: str) -> bool:
 
 
 def remove_asides(folder: Path) -> None:
-    """Remove what kills have left in a folder."""
+    """Remove temporary files left in a folder by killed processes."""
     with os.scandir(folder) as entries:
         for name in [entry.name for entry in entries if is_aside(entry.name)]:
             (folder / name).unlink(missing_ok=True)
@@ -87,10 +87,10 @@ def remove_asides(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the block, where the system can; others wait.
+    """Let one process at a time into the block, if the system supports locks; others wait.
 
     Args:
-        folder: what is locked; it has to be there.
+        folder: the folder to lock; it must exist.
     """
     if os.name != "posix":
         yield
@@ -107,11 +107,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def refuse_links(folder: Path, subfolders: Iterable[str]) -> None:
-    """Raise an `InputError` if a folder or some of its subfolders hold links: what they name may be anybody's.
+    """Raise an `InputError` if a folder or its given subfolders hold links, which may lead to another's files.
 
     Args:
         folder: the folder, which may itself be a link.
-        subfolders: names of those that are looked into.
+        subfolders: names of the subfolders to check.
     """
     for place in (folder, *(folder / name for name in subfolders)):
         if place.is_dir():
@@ -132,12 +132,12 @@ def require_regular(file: Path) -> None:
 
 
 def read_small(file: Path) -> bytes:
-    """Read a file of settings; raise a ValueError if it is too large for one, or an OSError."""
+    """Read a file of settings; raise a ValueError if it is too large, or an OSError."""
     return _read(file, _MOST_BYTES)
 
 
 def read_text(file: Path) -> str:
-    """Read a JSON or CSV file; raise a ValueError if it is too large or no text, or an OSError."""
+    """Read a JSON or CSV file; raise a ValueError if it is too large or not text, or an OSError."""
     return _read(file, _MOST_TEXT).decode()
 
 
@@ -168,7 +168,7 @@ def parse_settings(text: str, aliases: bool = False) -> dict[str, Any]:
     """
     try:
         _check_yaml(text, aliases)
-        settings = yaml.load(text, _LOADER)  # a safe loader: it makes plain values only
+        settings = yaml.load(text, _LOADER)  # a safe loader: makes plain values only
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error) or "it is nested too deeply") from error
     if not isinstance(settings, dict):
@@ -177,7 +177,7 @@ def parse_settings(text: str, aliases: bool = False) -> dict[str, Any]:
 
 
 def _check_yaml(text: str, aliases: bool) -> None:
-    """Refuse YAML that is nested too deeply or would be too large once its aliases are replaced by what they mean."""
+    """Refuse YAML that is nested too deeply or too large with its aliases expanded."""
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = []
     total = 0
@@ -209,7 +209,7 @@ def read_json(file: Path) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Return what a JSON text says; raise a ValueError that says what is wrong with it."""
+    """Return the value of a JSON text; raise a ValueError that says what is wrong with it."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -217,10 +217,10 @@ def parse_json(text: str) -> Any:
 
 
 def checked(kind: type[_T], values: object) -> _T:
-    """Return values as an object of a type whose annotations they satisfy; raise a ValueError that names a flaw.
+    """Return values as an object of a type, checked against its annotations; raise a ValueError that names the problem.
 
     Args:
-        kind: a dataclass, say; its annotations may carry pydantic's limits.
+        kind: the type, such as a dataclass; its annotations may have pydantic's limits.
         values: plain values, as JSON gives them.
     """
     try:

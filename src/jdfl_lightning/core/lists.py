@@ -1,4 +1,4 @@
-"""Lists as a command line has them: values that are separated by commas."""
+"""Lists on the command line: values separated by commas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 class _Separated(list[T]):
     def __init__(self, value: object) -> None:
-        """Read a text, or what a reader of YAML makes of it: a number, or a list."""
+        """Read a string, or the number or list that a YAML parser makes of it."""
         super().__init__(self._read(",".join(map(str, value)) if isinstance(value, list) else str(value)))
 
     def _read(self, text: str) -> list[T]:
@@ -31,7 +31,7 @@ class Names(_Separated[str]):
 
 
 class Numbers(_Separated[int]):
-    """Whole numbers, one by one, or all from one to another.
+    """Integers, separated by commas or as a range.
 
     >>> Numbers("0,1,5"), Numbers("2..4")
     ([0, 1, 5], [2, 3, 4])
@@ -49,7 +49,7 @@ class Numbers(_Separated[int]):
 
 
 class Fractions(_Separated[float]):
-    """Numbers with a decimal point, or none at all.
+    """Floating-point numbers; the list may be empty.
 
     >>> Fractions("0.7,0.85"), Fractions("")
     ([0.7, 0.85], [])

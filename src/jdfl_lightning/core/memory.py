@@ -8,11 +8,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
 def reuse_memory() -> bool:
-    """Ask glibc to keep freed memory for the next tensor; return whether there was a glibc to ask.
+    """Ask glibc to keep freed memory for the next tensor; return whether the C library is glibc.
 
-    By default the memory of every large tensor goes back to the system when it is freed and comes anew, page by page
-    and filled with zeros, with the next one: a fifth of a training step at 112 px. It is for processes that train and
-    nothing else, so it is left to those who own the process: the command line and the pool's workers.
+    By default the memory of every large tensor is returned to the system when freed. The system must zero new pages for
+    the next tensor: a fifth of a training step at 112 px. The setting suits processes that only train: the command
+    line, workers and sites.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

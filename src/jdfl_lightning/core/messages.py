@@ -1,4 +1,4 @@
-"""What crosses the boundary between server and client: named tensors and plain numbers, nothing else."""
+"""The messages between server and client: named tensors and plain numbers, nothing else."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ UNKNOWN = -1
 
 @dataclass(frozen=True)
 class RoundContext:
-    """Which round of which federation it is: what an algorithm's server half knows beside its record."""
+    """A round's context: what the server side of an algorithm knows besides its record."""
 
     number: int
     """1 to T."""
     num_clients: int
     """N, participants or not."""
     asked: int
-    """Clients that take part in the round, whether they answer or not."""
+    """Number of clients that were asked in the round, whether they answer or not."""
     seed: int = 0
     """Seed of the whole run; it is public."""
     attempt: int = 0
-    """Times that the round was void and is repeated."""
+    """Number of the attempt at this round, from 0."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FitTask:
     weights: Tensors
     """Trainable parameters, theta."""
     buffers: Tensors = field(default_factory=dict)
-    """What the network has beside them: BatchNorm's statistics, frozen parameters."""
+    """The network's other tensors: BatchNorm's statistics, frozen parameters."""
     server: Record = field(default_factory=dict)
     """The algorithm's broadcast."""
     rounds: int = 1
@@ -56,15 +56,15 @@ class FitTask:
     since: int = 0
     """The last round whose state of this client the server accepted; 0 if there is none."""
     attempt: int = 0
-    """Times that the round was void and is repeated; a repetition draws anew."""
+    """Number of the attempt, from 0; a new attempt uses new random numbers."""
     every_epoch: bool = False
-    """In Phase 1, tell the update after every epoch instead of the last one's vector."""
+    """In Phase 1, send the update after every epoch, not only the final vector."""
     table: Tensor | None = None
-    """Weights over pseudo-domains (M, M), a row for each pseudo-domain; none in Phase 1 and for the baseline."""
+    """Weights over pseudo-domains (M, M), a row for each pseudo-domain; None in Phase 1 and for the baseline."""
 
     @property
     def where(self) -> tuple[int, ...]:
-        """What its randomness depends on beside the seed: round, client and, in a repetition, the attempt."""
+        """What its randomness depends on besides the seed: round, client and, if it is not the first, the attempt."""
         return (self.round, self.client, *[self.attempt] * (self.attempt > 0))
 
     @property
@@ -91,13 +91,13 @@ class FitResult:
     buffers: Tensors = field(default_factory=dict)
     """Buffers after the fit."""
     upload: Record = field(default_factory=dict)
-    """What the algorithm sends beside the weights."""
+    """What the algorithm sends besides the weights."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Plain numbers to log, such as the mean training loss."""
     keeps_state: bool = False
-    """Whether the client keeps something for its next participation."""
+    """Whether the client keeps a state for its next participation."""
     note: str = ""
-    """Something that the user should know."""
+    """A note to show to the user."""
 
     @property
     def num_bytes(self) -> int:
@@ -107,7 +107,7 @@ class FitResult:
 
 @dataclass(frozen=True)
 class FitFailure:
-    """What stands for the answer of a client that gave none."""
+    """Takes the place of the answer of a client that failed."""
 
     client: int
     """Id of the client."""

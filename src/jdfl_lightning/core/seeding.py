@@ -33,7 +33,7 @@ def numpy_generator(seed: int, *keys: str | int) -> np.random.Generator:
 
 
 def sample_clients(num_clients: int, count: int, seed: int, round: int, attempt: int = 0) -> list[int]:
-    """Return the participants of a round, sorted: a function of (seed, round), and of the attempt if it is repeated.
+    """Return the participants of a round, sorted: a function of (seed, round, attempt).
 
     >>> len(sample_clients(10, 5, seed=0, round=3))
     5
@@ -44,7 +44,7 @@ def sample_clients(num_clients: int, count: int, seed: int, round: int, attempt:
 
 @contextmanager
 def isolated_randomness(seed: int, *keys: str | int) -> Iterator[None]:
-    """Seed torch's global generators for the block (initialisation, dropout) and give them back untouched."""
+    """Seed torch's global generators for the block (initialisation, dropout), then restore their state."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(derive_seed(seed, *keys))

@@ -1,4 +1,4 @@
-"""What a setting is for, declared on its field and read by all who compare settings: resume, report, sites, trust."""
+"""The role of a setting, declared on its field and used where settings are compared: resume, report, sites, trust."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 Role = Literal["result", "length", "place", "output"]
-"""result: it alters the numbers of a round. length: how far a run goes, which rounds are evaluated. place: where and
-how fast it is computed. output: what is shown, kept and written. All but the first may change when a run is resumed."""
+"""result: changes the numbers of a round. length: how many rounds are run, which are evaluated. place: where and how
+fast they are computed. output: what is shown, kept and written. All but `result` may change when a run is resumed."""
 
 
 def setting(
@@ -25,10 +25,10 @@ def setting(
     Args:
         default: the default value.
         factory: makes the default value, in place of `default`.
-        role: what the setting is for.
-        phase_1: whether it decides what clients send in Phase 1.
-        in_paper: whether the paper has it; its default is what the paper does, if not.
-        group: whether its value is a dataclass of further settings, whose roles count.
+        role: the role of the setting.
+        phase_1: whether clients' updates in Phase 1 depend on it.
+        in_paper: whether the paper has it; if not, its default is what the paper does.
+        group: whether its value is a dataclass of settings with their own roles.
     """
     metadata = {"role": role, "phase_1": phase_1, "in_paper": in_paper, "group": group}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
@@ -36,10 +36,10 @@ def setting(
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """A setting, as it was declared."""
+    """A declared setting."""
 
     name: str
-    """With dots: ``clustering.epochs``."""
+    """Dotted name: ``clustering.epochs``."""
     default: Any
     role: Role
     phase_1: bool
@@ -47,11 +47,11 @@ class Declared:
 
 
 def declared_settings(settings: type, prefix: str = "") -> Iterator[Declared]:
-    """Give all settings of a dataclass, those of its groups included.
+    """Yield all settings of a dataclass, including those of its groups.
 
     Args:
         settings: the dataclass.
-        prefix: of the names.
+        prefix: prefix of the names.
     """
     for field in dataclasses.fields(settings):
         role, name = field.metadata, f"{prefix}{field.name}"
@@ -62,7 +62,7 @@ def declared_settings(settings: type, prefix: str = "") -> Iterator[Declared]:
 
 
 def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Give the settings of a config one by one, with their dotted names.
+    """Yield the settings of a config one by one, with their dotted names.
 
     >>> dict(flat_settings({"lr": 0.1, "data": {"class_path": "PACS", "init_args": {"size": 8}}}))
     {'lr': 0.1, 'data.class_path': 'PACS', 'data.init_args.size': 8}
@@ -75,7 +75,7 @@ def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def chosen(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return, of settings with dotted names, those that have one of these names or are part of it.
+    """Return the settings that have one of these dotted names or are below it.
 
     >>> chosen({"data.class_path": "PACS", "data.init_args.size": 32, "lr": 0.1}, ("data",))
     {'data.class_path': 'PACS', 'data.init_args.size': 32}

@@ -16,7 +16,7 @@ Record = dict[str, Tensors]
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copy live tensors to the CPU in the default layout, cut off from autograd."""
+    """Copy live tensors to the CPU in the default layout, detached from autograd."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -42,7 +42,7 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def num_bytes(record: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """Return how many bytes the tensors of a record take.
+    """Return the size of a record's tensors in bytes.
 
     >>> num_bytes({"c": {"w": torch.zeros(2, 2)}, "h": {}})
     16
@@ -51,7 +51,7 @@ def num_bytes(record: Mapping[str, Mapping[str, Tensor]]) -> int:
 
 
 def misfit(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:
-    """Return why named tensors cannot take the place of others, whose names and shapes they need; none if they can.
+    """Return why named tensors do not have the names and shapes of others; None if they do.
 
     >>> misfit({"w": torch.zeros(2)}, {"w": torch.zeros(3)})
     'w has the shape (2,) and not (3,)'
@@ -131,11 +131,11 @@ class RunningSum:
             accumulator.add_(tensors[name], alpha=weight)  # in double precision, without a copy
 
     def result(self, scale: float = 1.0) -> Tensors:
-        """Return the sum times a factor; integer tensors have no sum and are those first added."""
+        """Return the sum times a factor; integer tensors are not summed: the first ones added are returned."""
         return self._cast(lambda total: total * scale)
 
     def mean(self) -> Tensors:
-        """Return the sum divided by the sum of the weights; the mean of equal tensors is that tensor to the bit."""
+        """Return the sum divided by the sum of the weights; the mean of equal tensors is bit-identical to them."""
         return self._cast(lambda total: total / self.weight)
 
     def _cast(self, finish: Callable[[Tensor], Tensor]) -> Tensors:
@@ -151,7 +151,7 @@ def grads(params: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def pull(params: Mapping[str, Tensor], anchors: list[Tensor], strength: float) -> None:
-    """Add ``strength * (parameter - anchor)`` to every gradient; the difference first, which loses no digits.
+    """Add ``strength * (parameter - anchor)`` to every gradient; the difference is computed first, to lose no digits.
 
     >>> x = torch.tensor([3.0])
     >>> x.grad = torch.tensor([1.0])

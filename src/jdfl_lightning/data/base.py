@@ -18,11 +18,11 @@ from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.data.partition import Partition, partition
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total) while something long goes on."""
+"""Called with (what, done, total) during long work."""
 
 
 PLACES = ("root", "roots", "download")
-"""Names of arguments of a data module that say where its images are, and not which they are."""
+"""Names of a data module's arguments that say only where its images are stored."""
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -31,16 +31,16 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Roster:
-    """What a server has to know of clients whose images are elsewhere: it sees no image and no true domain."""
+    """What a server knows about clients at remote sites; it holds no image and no true domain."""
 
     sizes: list[int]
     """For each client, the number of its training images."""
     fingerprint: str
-    """Checksum of all images and of who holds them."""
+    """Checksum of all images and their partition."""
 
 
 class DomainDataModule(pl.LightningDataModule, ABC):
-    """Images that come from several domains, dealt out to clients of one domain each.
+    """Images of several domains, partitioned among clients of one domain each.
 
     A subclass says where images come from (`load`) and what domains and classes there are. Every argument of
     ``__init__`` is kept as an attribute of the same name, so that a config can be written from the object.
@@ -62,9 +62,9 @@ class DomainDataModule(pl.LightningDataModule, ABC):
     domains: Tensor
     """The true domain of every image."""
     partition: Partition
-    """Who holds which image, and which are held out."""
+    """The images of each client, and the held-out ones."""
     roster: Roster | None = None
-    """What sites elsewhere have told of their images; none where the images are here."""
+    """Info about the images at remote sites; None if the images are local."""
 
     def __init__(self, size: int, num_clients: int, test_fraction: float) -> None:
         super().__init__()
@@ -90,13 +90,13 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         """Return images (uint8, N x H x W x 3), labels and domains."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the images, once, and deal them out with seed 0 unless `deal` has been called."""
+        """Load the images, once, and partition them with seed 0 unless `deal` has been called."""
         self.load_once()
         if not hasattr(self, "partition"):
             self.deal(0)
 
     def load_once(self) -> None:
-        """Load the images unless that has been done, and check that they are what `load` promises."""
+        """Load the images if they are not loaded yet, and check what `load` returns."""
         if hasattr(self, "images"):
             return
         loaded: Any = self.load()
@@ -105,7 +105,7 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         self.images, self.labels, self.domains = images, labels.long(), domains.long()
 
     def deal(self, seed: int) -> Partition:
-        """Hold out the test images and deal the rest to the clients, as a function of the seed."""
+        """Hold out the test images and partition the rest among the clients, as a function of the seed."""
         self.load_once()
         self.partition = partition(
             self.labels, self.domains, self.domain_names, self.num_clients, self.test_fraction, seed
@@ -113,7 +113,7 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         return self.partition
 
     def untested(self) -> dict[str, list[str]]:
-        """Return, by domain, the classes that its clients train on and that none of its test images is of."""
+        """Return, by domain, the classes that its clients train on but that have no test image."""
         missing: dict[str, list[str]] = {}
         for domain, (name, held) in enumerate(zip(self.domain_names, self.partition.test, strict=True)):
             own = [c for c, d in zip(self.partition.clients, self.partition.client_domains, strict=True) if d == domain]
@@ -129,13 +129,13 @@ class DomainDataModule(pl.LightningDataModule, ABC):
 
     @property
     def true_domains(self) -> list[str] | None:
-        """For each client, the name of its true domain; none where nobody tells."""
+        """For each client, the name of its true domain; None if unknown."""
         if self.roster is not None:
             return None
         return [self.domain_names[domain] for domain in self.partition.client_domains]
 
     def fingerprint(self) -> str:
-        """Return a checksum of the labels, of who holds which image, and of images picked evenly."""
+        """Return a checksum of the labels, the partition, and an evenly spaced sample of the images."""
         if self.roster is not None:
             return self.roster.fingerprint
         digest = hashlib.blake2b(digest_size=16)

@@ -25,19 +25,19 @@ from jdfl_lightning.data.base import Progress
 
 _FORMAT = "3"  # part of every key: raise it when the decoding changes
 MAX_PIXELS = 50_000_000
-"""Pixels that an image may have; decoding takes some 11 bytes for each, in every thread."""
+"""Largest number of pixels of an image; decoding takes some 11 bytes for each, in every thread."""
 
 
 def cache_folder() -> Path:
-    """Return where decoded images are kept: ``JDFL_CACHE`` if set, else the user's cache folder."""
+    """Return the folder of decoded images: ``JDFL_CACHE`` if set, else the user's cache folder."""
     return Path(os.environ.get("JDFL_CACHE") or platformdirs.user_cache_dir("jdfl-lightning"))
 
 
 def decode(path: Path, size: int) -> np.ndarray:
-    """Read an image as RGB of size x size; an unreadable one is named in the error.
+    """Read an image as RGB of size x size; an error names an unreadable image.
 
-    What comes out depends on the pixels alone, not on the format of the file: a JPEG is decoded whole, as its decoder's
-    own way to make it smaller gives sharper images than the resize of any other format.
+    The result depends on the pixels alone, not on the file format: a JPEG is decoded at full size, as scaling in its
+    decoder would give sharper images than the resize used for other formats.
     """
     try:
         _stat(path)
@@ -59,7 +59,7 @@ _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def _stat(path: Path) -> os.stat_result:
-    """Return what the system knows of a file; one that is not regular, whose reading may never end, is an error."""
+    """Return the stat of a file; raise an error if it is not regular, as reading it may never end."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"Expected an image but {path} is not a regular file. Replace or remove it.")
@@ -75,7 +75,7 @@ def _check_pixels(path: Path, count: int) -> None:
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB: 16-bit greys are scaled, transparency shows white paper."""
+    """Convert any mode to RGB: 16-bit greys are scaled, transparent pixels become white."""
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image, dtype=np.float64) / 257).clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:
@@ -85,7 +85,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _key(paths: Sequence[Path], size: int) -> str:
-    """Return a key of what the array is made from: the files, their sizes and dates, and how they are decoded."""
+    """Return the cache key: the files, their sizes and dates, and the decoding version and size."""
     digest = hashlib.blake2b(f"{_FORMAT} {size}".encode(), digest_size=16)
     for path in paths:
         try:
@@ -98,15 +98,15 @@ def _key(paths: Sequence[Path], size: int) -> str:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """Images in a file, which processes map into memory instead of copying them."""
+    """Images in a file that processes map into memory instead of copying."""
 
     file: str | int
-    """A path; or the descriptor of an open file, which has no name and vanishes with the last process that has it."""
+    """A path; or the descriptor of an open file without a name, which is deleted when the last process closes it."""
     offset: int
     shape: tuple[int, ...]
 
     def map(self) -> Tensor:
-        """Map the file, copy on write: processes share the pages, nobody can change the file."""
+        """Map the file, copy on write: processes share the pages and cannot change the file."""
         source = self.file if isinstance(self.file, str) else Path(f"/dev/fd/{self.file}")
         images = torch.from_numpy(np.memmap(source, np.uint8, mode="c", offset=self.offset, shape=self.shape))
         _MAPPED[images] = self, images._version
@@ -114,12 +114,12 @@ class ImageFile:
 
 
 _MAPPED: MutableMapping[Tensor, tuple[ImageFile, int]] = WeakTensorKeyDictionary()
-"""Where images are mapped from, with torch's count of changes made to them in place since."""
+"""The file of mapped images, with torch's count of in-place changes to them."""
 
 
 @contextmanager
 def image_file(images: Tensor) -> Iterator[ImageFile]:
-    """Give the file that images are mapped from; images that are in memory alone are written to a file without name."""
+    """Yield the file that images are mapped from; images in memory are first written to a file without a name."""
     file, version = _MAPPED.get(images, (None, 0))
     if file is not None and images._version == version:
         yield file
@@ -139,7 +139,7 @@ def decode_all(paths: Sequence[Path], size: int, progress: Progress) -> Tensor:
     """Return uint8 images (N, size, size, 3), from the cache if it has them.
 
     Args:
-        paths: absolute paths, in the order that the images are wanted in.
+        paths: absolute paths, in the order of the images.
         size: height and width.
         progress: called as the images are decoded.
     """

@@ -43,7 +43,7 @@ class DigitsDomains(DomainDataModule):
         require(8 <= size <= 256, "--data.size", "between 8 and 256 for the digits", size)
 
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Render every digit in its domain; the same pictures every time, whatever the run's seed."""
+        """Render every digit in its domain; the images do not depend on the run's seed."""
         digits = load_digits()
         labels = torch.from_numpy(digits.target).long()
         rng = numpy_generator(0, "digits")

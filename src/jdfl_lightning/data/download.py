@@ -1,4 +1,4 @@
-"""Fetch a data set from the first mirror that answers, and check what came before it is used."""
+"""Download a data set from the first mirror that works, and check it before use."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Check = Callable[[Path], None]
 """Raises an `InputError` if the unpacked folder is not the data set."""
 
 MAX_BYTES = 4_000_000_000
-"""Bytes that an archive may have, and what is in it; the data sets here are below a tenth of that."""
+"""Largest size of an archive, and of its unpacked content; the data sets here are below a tenth of that."""
 MAX_ENTRIES = 100_000
-"""Files and folders that an archive may hold."""
+"""Largest number of files and folders in an archive."""
 _CHUNK = 1 << 20
 _FAILURES = (
     OSError,
@@ -40,21 +40,21 @@ _FAILURES = (
     RuntimeError,  # an encrypted archive; a compression that zipfile does not know
     ValueError,  # an InputError, or a header that is no number
 )
-"""What makes a mirror one that does not work."""
+"""Errors after which the next mirror is tried."""
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """Where an archive can be had."""
+    """A source of an archive."""
 
     url: str
     """Address of a zip file."""
     sha256: str | None = None
-    """Digest of the file in hexadecimal digits; none where it is not known, or the file may change."""
+    """Digest of the file in hexadecimal digits; None if it is not known, or the file may change."""
 
 
 def google_drive(file_id: str) -> str:
-    """Return the address of a file on Google Drive that skips the page about virus scans."""
+    """Return the URL of a file on Google Drive that skips the virus scan page."""
     return f"https://drive.usercontent.google.com/download?id={file_id}&export=download&confirm=t"
 
 
@@ -78,9 +78,9 @@ def _fetch(mirror: Mirror, file: Path, progress: Progress) -> None:
 
 
 def _unpack(file: Path, folder: Path) -> None:
-    """Unpack a zip file; one that is too large, or does not stay in the folder, is refused before anything is written.
+    """Unpack a zip file; refuse it before writing if it is too large or has paths outside the folder.
 
-    zipfile reads no more of an entry than the size it states, so that the sum of these is what the disk has to hold.
+    zipfile reads no more of an entry than its stated size, so the sum of these bounds the space needed.
     """
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
@@ -100,12 +100,12 @@ def _unpack(file: Path, folder: Path) -> None:
 def download(mirrors: Sequence[Mirror], target: Path, check: Check, progress: Progress) -> None:
     """Download a zip file from the first mirror that works and unpack it as ``target``.
 
-    Everything happens in a folder aside; ``target`` appears only when its content has been checked.
+    It is unpacked in a temporary folder; ``target`` appears only after its content was checked.
 
     Args:
-        mirrors: where zip files can be had, best first.
+        mirrors: sources of the zip file, best first.
         target: the folder to make; it must not exist, or be empty.
-        check: looks at the unpacked folder.
+        check: checks the unpacked folder.
         progress: called as bytes arrive.
     """
     failures = []

@@ -18,11 +18,11 @@ from jdfl_lightning.data.download import Mirror, download
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
 _RESERVED = {"overall", "worst", "spread"}  # columns of the tables
-_DEPTH = 3  # how far below the root the domains are looked for: PACS/kfold/<domain>, pacs/images/<domain>
+_DEPTH = 3  # levels below the root to search for the domains: PACS/kfold/<domain>, pacs/images/<domain>
 
 
 def _squash(name: str) -> str:
-    """Return what stays the same between ``back_pack`` and ``backpack``, ``Caltech`` and ``caltech``."""
+    """Return a name in lower case without separators, equal for ``back_pack`` and ``Backpack``."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -33,7 +33,7 @@ def subfolders(folder: Path) -> dict[str, Path]:
 
 
 def _match(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Return those of the names that have a subfolder, however it is spelt."""
+    """Return the names that have a subfolder, ignoring case and separators."""
     spelt: dict[str, Path] = {}
     for name, path in subfolders(folder).items():
         if _squash(name) in spelt and _squash(name) in map(_squash, names):
@@ -89,7 +89,7 @@ class ImageFolderDomains(DomainDataModule):
         return images
 
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
-        """List the images and decode them, or take them from the cache."""
+        """List the images and decode them, or read them from the cache."""
         tree = self.find(self._root())
         self.domain_names = tuple(tree)
         self.class_names = tuple(next(iter(tree.values())))
@@ -104,7 +104,7 @@ class ImageFolderDomains(DomainDataModule):
 
 
 class KnownDomains(ImageFolderDomains):
-    """A published data set in the layouts met in the wild, with a download.
+    """A published data set in its common folder layouts, with a download.
 
     A subclass names domains, classes, counts, mirrors and terms.
 
@@ -119,7 +119,7 @@ class KnownDomains(ImageFolderDomains):
     counts: dict[str, tuple[int, ...]]
     """Images of each class, by domain."""
     mirrors: tuple[Mirror, ...]
-    """Where zip files can be had, best first."""
+    """Sources of the zip file, best first."""
 
     def __init__(
         self,
@@ -135,10 +135,10 @@ class KnownDomains(ImageFolderDomains):
     @property
     @abstractmethod
     def terms(self) -> str:
-        """Under what terms the images may be used."""
+        """Terms of use of the images."""
 
     def find(self, root: Path) -> dict[str, dict[str, list[Path]]]:
-        """Look for the domains in the root or below it, with their folders spelt in any of the known ways."""
+        """Look for the domains in the root or below it, ignoring case and separators in folder names."""
         level = [root]
         for _ in range(_DEPTH + 1):
             for folder in level:
@@ -183,7 +183,7 @@ class KnownDomains(ImageFolderDomains):
             raise InputError("Expected --data.root: the folder to download to.")
         root = Path(self.root)
         if root.is_dir() and any(root.iterdir()):
-            return  # something is there: use it, or say what is wrong with it
+            return  # the folder is not empty: use it, or report what is wrong with it
         warnings.warn(f"Downloading {type(self).__name__} to {root}. Terms: {self.terms}", Note, stacklevel=2)
         try:
             download(self.mirrors, root, self._check, self.progress)

@@ -11,22 +11,22 @@ from torch import Tensor
 def to_input(images: Tensor) -> Tensor:
     """Turn uint8 images (B, H, W, 3) into a network's input (B, 3, H, W) in [-1, 1].
 
-    The memory stays as it is: seen as (B, 3, H, W) it is torch's channels_last layout, the fast one for convolutions.
+    The memory layout is kept: viewed as (B, 3, H, W) it is torch's channels_last, which is fast for convolutions.
     """
     return images.permute(0, 3, 1, 2).to(torch.float32).mul_(2 / 255).sub_(1)
 
 
 class BatchLoader:
-    """Gives batches (images, labels, domains); Lightning takes it as it takes a DataLoader.
+    """Yields batches (images, labels, domains); Lightning accepts it like a DataLoader.
 
     Args:
         images: uint8 (N, H, W, 3).
         labels: (N,).
         domains: (N,), or one number for all.
-        indices: which of the N to give.
+        indices: which of the N images to yield.
         batch_size: images in a batch; the last one may be smaller. A last one of a single image joins the batch before
             it: BatchNorm cannot train on one image.
-        generator: shuffles anew for every pass; without it the order is that of the indices.
+        generator: shuffles every pass; without it the order is that of the indices.
     """
 
     def __init__(

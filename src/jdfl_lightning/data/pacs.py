@@ -9,7 +9,7 @@ from jdfl_lightning.data.folder import KnownDomains
 class PACS(KnownDomains):
     """PACS: 9,991 images of 7 classes in 4 domains.
 
-    The published fold lists are of no use here: their test lists hold the training images too.
+    The published fold lists are not used: their test lists contain the training images.
 
     Args:
         root: the folder of the domains, or one that contains it.

@@ -1,4 +1,4 @@
-"""Who holds which image: pure functions of the labels, the domains and a seed."""
+"""Partition of images among clients: pure functions of the labels, the domains and a seed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def apportion(sizes: Sequence[int], total: int) -> list[int]:
 
 
 def hold_out(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose positions to hold out, stratified: each class gives its share, rounded so that the sum is exact."""
+    """Choose indices to hold out, stratified by class, rounded so that the sum is exact."""
     classes, sizes = np.unique(labels, return_counts=True)
     quotas = sizes * count / len(labels)
     given = np.floor(quotas).astype(int)
@@ -74,7 +74,7 @@ def hold_out_share(
 def partition(
     labels: Tensor, domains: Tensor, domain_names: Sequence[str], num_clients: int, test_fraction: float, seed: int
 ) -> Partition:
-    """Hold out a share of every domain, then deal the rest of each domain to its own clients.
+    """Hold out a share of every domain, then divide the rest of each domain among its own clients.
 
     A domain at a time: its hold-out is stratified by class and rounded up, so that it does not depend on the number
     of clients; its other images are dealt class by class, one to each of its clients in turn. Clients are numbered

@@ -1,4 +1,4 @@
-"""SiteFolders: sites that each have a folder of their own images, together on one machine or each on its own."""
+"""SiteFolders: sites with a folder of images each, all on one machine or each on its own."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from jdfl_lightning.data.partition import Partition, hold_out_share
 class SiteFolders(DomainDataModule):
     """The images of sites: a folder ``<class>/<image>`` for each, or ``<client>/<class>/<image>`` if it has several.
 
-    In a federation every site names its own folder and nobody has all of them. Where all folders are on one machine,
-    the same settings train the same clients on the same splits. Accuracy is told for each site, by its number.
+    In a federation every site has only its own folder. With all folders on one machine, the same settings train the
+    same clients on the same splits. Accuracy is reported for each site, by its number.
 
     Args:
         roots: the folders, one for each site.
@@ -43,18 +43,18 @@ class SiteFolders(DomainDataModule):
         self.roots = None if roots is None else [str(Path(root).expanduser().absolute()) for root in roots]
         self.classes = classes
         self.alone: int | None = None
-        """The number of the one site that is here, in a federation."""
+        """In a federation, the number of this site."""
         self._sites: list[int] = []
-        """Where each client is, as a position in `domain_names`."""
+        """The site of each client, as an index into `domain_names`."""
         self._holders = torch.empty(0)
-        """Whose each image is."""
+        """The client of each image."""
 
     def stand_alone(self, site: int, root: str) -> None:
-        """Be one site of a federation, with its own folder."""
+        """Use only one site of a federation, with its own folder."""
         self.alone, self.roots = site, [str(Path(root).expanduser().absolute())]
 
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
-        """List the images of every client and decode them, or take them from the cache."""
+        """List the images of every client and decode them, or read them from the cache."""
         if not self.roots:
             raise InputError("Expected --data.roots: the folder of every site, as <class>/<image>.")
         numbers = range(len(self.roots)) if self.alone is None else [self.alone]
@@ -88,7 +88,7 @@ class SiteFolders(DomainDataModule):
         return [(path, label) for label, name in enumerate(self.class_names) for path in found.get(name, [])]
 
     def deal(self, seed: int) -> Partition:
-        """Hold out a share of every client's images, as a function of (seed, site, client) and of nothing else."""
+        """Hold out a share of every client's images, as a function of (seed, site, client) alone."""
         self.load_once()
         train: list[Tensor] = []
         test: list[list[np.ndarray]] = [[] for _ in self.domain_names]
@@ -105,7 +105,7 @@ class SiteFolders(DomainDataModule):
 
 
 def _clients(root: Path) -> Sequence[Path]:
-    """Return the folders of a site's clients: the site's own, or those in it if images are one level deeper."""
+    """Return the folders of a site's clients: the site's folder, or its subfolders if images are a level deeper."""
     if not root.is_dir():
         raise InputError(f"Expected the folder of a site but found none at {root}.")
     below = list(subfolders(root).values())

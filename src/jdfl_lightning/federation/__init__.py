@@ -1,4 +1,4 @@
-"""A federation of sites that keep their images: what crosses, what a site does, what the server does.
+"""A federation of sites that keep their images: messages, site and server.
 
-Nothing here knows how messages travel: `jdfl_lightning.federation.flower` has them carried by Flower.
+Only `jdfl_lightning.federation.flower` depends on the transport, Flower.
 """

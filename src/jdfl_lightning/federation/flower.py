@@ -1,4 +1,4 @@
-"""Flower carries a federation's messages: the apps of a server and of a site; the only import of flwr."""
+"""Flower as the transport of a federation: ServerApp, ClientApp and message conversion; the only import of flwr."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from jdfl_lightning.ui.display import open_display
 
 _LOG = logging.getLogger("flwr")
 _SERVER_ONLY = ("run_dir", "resume", "logger", "discovery", "backend")
-"""Settings that a site has no use for."""
+"""Settings that a site does not use."""
 
 
 def make_server_app(config: str | Path) -> ServerApp:
     """Return the app of the server, which runs the federation and leaves a run folder where the SuperLink runs.
 
-    What ``flwr run --run-config`` sets overrides the config, by the names of the command line:
+    ``flwr run --run-config`` overrides settings of the config, with the names of the command line:
     ``'rounds=50 algorithm="SCAFFOLD" run_dir="runs/first" resume="auto"'``.
 
     Args:
@@ -55,13 +55,13 @@ def make_server_app(config: str | Path) -> ServerApp:
 
 
 def make_client_app(config: str | Path) -> ClientApp:
-    """Return the app of a site; `SiteWorker` says what its ``--node-config`` has to give.
+    """Return the app of a site; `SiteWorker` lists the options of its ``--node-config``.
 
     Args:
-        config: the server's.
+        config: the config of the server.
     """
     app = ClientApp()
-    workers: dict[str, SiteWorker] = {}  # one, for as long as the process lives
+    workers: dict[str, SiteWorker] = {}  # one, kept for the life of the process
 
     def reply(message: Message, context: Context, work: Callable[[SiteWorker], Payload]) -> Message:
         key = json.dumps([dict(context.run_config), dict(context.node_config)], sort_keys=True)
@@ -70,7 +70,7 @@ def make_client_app(config: str | Path) -> ClientApp:
                 workers.clear()
                 workers[key] = SiteWorker(arguments(config, context.run_config, at_site=True), context.node_config)
             payload = work(workers[key])
-        except Exception as error:  # said in words: what Flower tells of an exception is no use to the server's user
+        except Exception as error:  # sent as text: Flower's own report of an exception does not help the server's user
             payload = Payload(notes={"error": {"reason": discreet(error)}})
             _LOG.error(describe(error))
         return Message(to_records(payload), reply_to=message)
@@ -87,7 +87,7 @@ def make_client_app(config: str | Path) -> ClientApp:
 
 
 def arguments(config: str | Path, run_config: Mapping[str, Any], at_site: bool = False) -> list[str]:
-    """Return settings as command-line arguments; an empty text stands for what is not set.
+    """Return settings as command-line arguments; an empty string means not set.
 
     >>> arguments("digits", {"rounds": 3, "clustering.sketch-dim": 1024, "resume": ""})
     ['--config=digits', '--clustering.sketch_dim=1024', '--rounds=3']
@@ -104,18 +104,18 @@ class FlowerTransport(Transport):
     """Payloads as messages on a Flower grid.
 
     Args:
-        grid: Flower's.
+        grid: Flower's grid.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def nodes(self) -> dict[int, str]:
-        """Return the SuperNodes that are there; their keys are proved if the SuperLink authenticates SuperNodes."""
+        """Return the connected SuperNodes; their keys are verified if the SuperLink authenticates SuperNodes."""
         return {node.node_id: _ssh_key(node.public_key) for node in self._grid.get_nodes()}
 
     def send(self, payloads: Mapping[int, Payload], question: bool, seconds: float) -> dict[int, str]:
-        """Push a message for each node that takes one; what they have in common is converted, and pushed, once."""
+        """Push a message to each node that accepts one; shared parts are converted and pushed once."""
         known: dict[int, ArrayRecord] = {}
         kind = MessageType.QUERY if question else MessageType.TRAIN
         messages = [Message(to_records(payload, known), node, kind, ttl=seconds) for node, payload in payloads.items()]
@@ -123,7 +123,7 @@ class FlowerTransport(Transport):
         return {node: payload for node, payload in zip(payloads, ids, strict=True) if payload}
 
     def receive(self, ids: Iterable[str]) -> dict[str, Payload | str]:
-        """Pull what has come, matched by the message it answers: a node that died answers under another's name."""
+        """Pull the replies that have arrived, matched by message id: the reply for a dead node names another node."""
         found: dict[str, Payload | str] = {}
         for message in self._grid.pull_messages(list(ids)):
             answer: Payload | str
@@ -134,17 +134,17 @@ class FlowerTransport(Transport):
                     answer = from_records(message.content)
                     if "error" in answer.notes:
                         answer = str(answer.notes["error"].get("reason"))
-                except Exception as error:  # whatever a site sends
+                except Exception as error:  # a site may send anything
                     answer = f"its answer cannot be read: {error!r}"
             found[message.metadata.reply_to_message_id] = answer
         return found
 
 
 def _ssh_key(pem: bytes) -> str:
-    """Return a node's public key as a line of ``ssh-keygen``, the form in which it was registered."""
+    """Return a node's public key in the format of ``ssh-keygen``, in which it was registered."""
     try:
         return load_pem_public_key(pem).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    except (ValueError, UnsupportedAlgorithm):  # it has none, or one that cannot have been registered
+    except (ValueError, UnsupportedAlgorithm):  # no key, or a kind that cannot be registered
         return ""
 
 
@@ -176,7 +176,7 @@ def from_records(records: RecordDict) -> Payload:
 
 
 def _to_array(tensor: Tensor) -> Array:
-    """Return a tensor as Flower's array; numpy knows no bfloat16, which travels as its bits."""
+    """Return a tensor as Flower's array; NumPy has no bfloat16, which is sent as its bits."""
     if tensor.dtype != torch.bfloat16:
         return Array(tensor.contiguous().numpy())
     bits = Array(tensor.contiguous().view(torch.int16).numpy())

@@ -1,4 +1,4 @@
-"""The sites of a federation: who they are, at which node each is, and how payloads reach them."""
+"""The sites of a federation: their identity, their nodes, and the transport of payloads."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from jdfl_lightning.federation.roster import Member
 from jdfl_lightning.federation.wire import Payload, SiteInfo, read_info
 
 _AGAIN = 60.0
-"""Seconds after which a node that cannot take part is asked again who it is."""
+"""Seconds after which a refused node is asked for its site info again."""
 
 
 class Transport(ABC):
-    """How payloads travel to nodes and back."""
+    """Sends payloads to nodes and receives their answers."""
 
     @abstractmethod
     def nodes(self) -> Mapping[int, str]:
-        """Return the nodes that are there: ids, each with the public key that it has proved, or an empty text."""
+        """Return the connected nodes: ids, each with its verified public key or an empty string."""
 
     @abstractmethod
     def send(self, payloads: Mapping[int, Payload], question: bool, seconds: float) -> dict[int, str]:
-        """Send a payload to each node; return its id for each.
+        """Send a payload to each node; return the payload's id for each.
 
         Args:
-            payloads: by node.
-            question: whether nodes are asked who they are, instead of to work.
+            payloads: the payload of each node.
+            question: whether to ask nodes for their site info, not for work.
             seconds: until the payloads expire.
         """
 
     @abstractmethod
     def receive(self, ids: Iterable[str]) -> dict[str, Payload | str]:
-        """Return the answers to some payloads that have come by now, or why there is none; by the payloads' ids."""
+        """Return, by payload id, the answers that have arrived by now, or why there will be none."""
 
 
 class Federation:
-    """The sites of a run: who they are, at which node each is, and what they have been asked.
+    """The sites of a run: their identity, their nodes, and their open requests.
 
     Args:
-        transport: how they are reached.
+        transport: sends and receives payloads.
         timeout: seconds that a node has for an answer.
-        poll: seconds from one look for answers to the next.
-        say: tells the user.
-        roster: the sites that may take part; none if any may.
+        poll: seconds between two polls for answers.
+        say: shows a message to the user.
+        roster: the sites that may take part; None if any may.
     """
 
     def __init__(
@@ -60,22 +60,22 @@ class Federation:
         self.limited = {site for site, member in (roster or {}).items() if member.images is not None}
         """Sites whose number of images the roster limits."""
         self.sites: dict[int, SiteInfo] = {}
-        """What each site said of itself."""
+        """The info that each site sent."""
         self._met: dict[int, int] = {}
-        """The site at each node that has said who it is, in the order that they did."""
+        """The site at each node that has sent its info, in the order of arrival."""
         self._asked: dict[str, int] = {}
-        """The nodes that were asked who they are, by the payload."""
+        """The nodes that were asked for their info, by payload id."""
         self._not_before: dict[int, float] = {}
-        """When nodes that cannot take part may be asked again."""
+        """Time after which a refused node may be asked again."""
         self._late: dict[int, tuple[str, float]] = {}
-        """The payload that a node did not answer in time, and until when that may still come."""
+        """The payload that a node did not answer in time, and the time until which its answer may still arrive."""
         self._node_of: dict[int, int] = {}
         self._gathering: int | None = None
-        """Clients that are waited for, before the run begins."""
+        """Number of clients to wait for before the run begins."""
         self._begun = False
 
     def gather(self, num_clients: int) -> list[SiteInfo]:
-        """Wait until the sites of all clients are there; return what they say, in the order of their numbers."""
+        """Wait until the sites of all clients are connected; return their infos, sorted by site number."""
         self._gathering = num_clients
         self.meet()
         told = -1
@@ -93,12 +93,12 @@ class Federation:
         return [self.sites[site] for site in sorted(self.sites)]
 
     def node_of(self, site: int) -> int | None:
-        """Return the node of a site, if it is there and has answered all that it was asked."""
+        """Return the node of a site, if it is connected and has no late answer."""
         node = self._node_of.get(site)
         return None if node is None or node in self._late else node
 
     def meet(self) -> None:
-        """Look who is there, ask nodes that are new who they are, and hear those that were asked."""
+        """Find the connected nodes, ask new ones for their site info, and process the infos that have arrived."""
         present, now = self.transport.nodes(), time.monotonic()
         if self._late:
             come = self.transport.receive([payload for payload, _ in self._late.values()])
@@ -118,13 +118,13 @@ class Federation:
                 self._not_before[node] = time.monotonic() + _AGAIN
                 self.say(f"node {node} cannot take part: {plain(str(error))}")
         self._asked = {payload: node for payload, node in self._asked.items() if node in present}
-        if self._gathering is not None:  # a site that has gone may come back as another
+        if self._gathering is not None:  # a site that left may come back with other clients
             self._met = {node: site for node, site in self._met.items() if node in present}
             self.sites = {site: info for site, info in self.sites.items() if site in self._met.values()}
         self._node_of = {site: node for node, site in self._met.items() if node in present}  # the newest, if several
 
     def _enter(self, node: int, info: SiteInfo, present: Mapping[int, str]) -> None:
-        """Take in a site, unless it is not on the roster or does not fit those that are there."""
+        """Add a site; raise an `InputError` if it is not on the roster or conflicts with the other sites."""
         if self.roster is not None:
             if info.site not in self.roster:
                 raise InputError(f"site {info.site} is not on the roster.")

@@ -1,4 +1,4 @@
-"""Who may take part in a federation, and how much a site may say that it has."""
+"""The roster of a federation: the sites that may take part, and limits on the sizes they report."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from jdfl_lightning.storage.names import Count
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Member:
-    """What is known of a site beforehand; nothing is asked of what is not given."""
+    """A site on the roster; a field that is None is not checked."""
 
     key: Annotated[str, Field(pattern=r"^\S+ \S+")] | None = None
     """Its public key: the line in the ``.pub`` file that ``ssh-keygen`` wrote."""
     clients: Annotated[int, Field(ge=1)] | None = None
-    """The most clients that it has."""
+    """Largest number of clients."""
     images: Annotated[int, Field(ge=1)] | None = None
-    """The most images that it has, to train and to test on."""
+    """Largest number of images, training and held-out together."""
 
     def reason_refused(self, info: SiteInfo, key: str) -> str | None:
-        """Return why a site that says this of itself, at a node with this key, is not the one listed; or nothing."""
+        """Return why a site with this info, at a node with this key, is not the one listed; None if it is."""
         if self.key is not None and _parts(key) != _parts(self.key):
             return f"site {info.site} has another key in the roster."
         claims = {"clients": len(info.clients), "images": sum(info.sizes) + sum(info.held)}
@@ -45,7 +45,7 @@ def _parts(key: str) -> list[str]:
 
 
 def read_roster(file: str) -> dict[int, Member]:
-    """Read a roster: a YAML or JSON file of numbers of sites, each with some of ``key``, ``clients`` and ``images``."""
+    """Read a roster: a YAML or JSON file of site numbers, each with any of ``key``, ``clients`` and ``images``."""
     try:
         found = checked(dict[Count, Member | None], read_settings(Path(file), aliases=True))
     except (OSError, ValueError) as error:
@@ -56,14 +56,14 @@ def read_roster(file: str) -> dict[int, Member]:
 
 
 def capped(sizes: Sequence[int], listed: Sequence[bool], multiple: float) -> list[int]:
-    """Return for how many images each client counts: those it says, but no more than a multiple of the median.
+    """Return each client's weight in images: the number it reports, at most a multiple of the median.
 
-    The median is the lower one of two, so that one of two clients cannot move it.
+    It is the lower median, so that one of two clients cannot raise it.
 
     Args:
-        sizes: what the clients' sites say.
-        listed: whether the roster has the number of images of a client's site, which is limit enough.
-        multiple: of the median.
+        sizes: the number of images reported for each client.
+        listed: for each client, whether the roster limits its site's images; it is then not capped.
+        multiple: largest multiple of the median.
 
     >>> capped([100, 120, 2**31 - 1], [False] * 3, 10.0), capped([100, 9000], [False, True], 10.0)
     ([100, 120, 1200], [100, 9000])
@@ -73,14 +73,14 @@ def capped(sizes: Sequence[int], listed: Sequence[bool], multiple: float) -> lis
 
 
 def capped_held(sites: Sequence[SiteInfo], listed: Collection[int], multiple: float) -> dict[int, int]:
-    """Return for how many held-out images each site counts: those it says, but no more than a multiple of the median.
+    """Return each site's weight in held-out images: the number it reports, at most a multiple of the median.
 
-    The median is that of all clients, each with an equal part of its site's; sites that hold out none do not move it.
+    The median is over all clients, each with an equal share of its site's images; sites without any are left out.
 
     Args:
-        sites: what the sites say.
-        listed: the sites whose number of images the roster has, which is limit enough.
-        multiple: of the median, for each client of a site.
+        sites: the sites' infos.
+        listed: the sites whose images the roster limits; they are not capped.
+        multiple: largest multiple of the median, for each client of a site.
     """
     told = {info.site: sum(info.held) for info in sites}
     parts = [told[info.site] / len(info.clients) for info in sites for _ in info.clients if told[info.site]]

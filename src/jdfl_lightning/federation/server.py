@@ -1,4 +1,4 @@
-"""What the server of a federation does: sends sites their tasks, and puts their answers together."""
+"""The server of a federation: sends tasks to sites and combines their answers."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ from jdfl_lightning.storage.folder import Run
 from jdfl_lightning.ui.display import Display
 
 _RUN = "federation.json"
-"""File of a run folder that names the run for its sites."""
+"""File of a run folder with the id under which sites know the run."""
 
 
 @dataclass(frozen=True)
 class _Name:
-    """What that file holds."""
+    """The content of that file."""
 
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 @dataclass
 class SitesBackend(Backend):
-    """Clients at sites that keep their images, and their clients' states, and are reached by messages."""
+    """Clients at remote sites, which keep their images and their clients' states."""
 
     timeout: float = 1800.0
-    """Seconds that a site has for an answer; one that takes longer is absent from the round."""
+    """Seconds that a site has for an answer; a slower site is left out of the round."""
     poll: float = 0.5
-    """Seconds from one look for answers to the next."""
+    """Seconds between two polls for answers."""
     roster: str | None = None
     """YAML or JSON file of the sites that may take part, by number: key, clients, images. null: any site may."""
     max_weight: float = 10.0
-    """The most that a client's number of images counts, as a multiple of the median client's, and its part of the
-    held-out ones; of a site whose images the roster does not limit."""
+    """Cap on a client's number of images, and on its share of the held-out ones, as a multiple of the median client's;
+    for sites whose images the roster does not limit."""
     federation: Federation | None = field(default=None, init=False, repr=False, compare=False)
 
     states_here = False
@@ -73,7 +73,7 @@ class SitesBackend(Backend):
 
     @contextmanager
     def open(self, experiment: Experiment, states: ClientStates) -> Iterator[Runner]:
-        """Name the run for the sites, as it was named before if it is continued."""
+        """Give the run an id for its sites; a resumed run keeps its id."""
         if self.federation is None:
             raise InputError("Expected SitesBackend to be used by the server of a federation: see docs/flower.md.")
         file = states.folder.parent / _RUN
@@ -87,14 +87,14 @@ class SitesBackend(Backend):
 
 
 def fit_federation(experiment: Experiment, transport: Transport, display: Display) -> Run:
-    """Wait for the sites of a run, then train with them; `fit` with images that are elsewhere.
+    """Wait for the sites of a run, then train with them: `fit` with images at remote sites.
 
     Args:
         experiment: the settings; its data's ``num_clients`` is the number of clients to wait for.
-        transport: how sites are reached.
+        transport: sends and receives payloads.
         display: where progress is shown.
     """
-    find_run(experiment)  # what is wrong with the settings is told before anybody is waited for
+    find_run(experiment)  # reports wrong settings before waiting for sites
     backend = experiment.backend if isinstance(experiment.backend, SitesBackend) else SitesBackend()
     roster = None if backend.roster is None else read_roster(backend.roster)
     backend.federation = Federation(transport, backend.timeout, backend.poll, display.say, roster)
@@ -114,7 +114,7 @@ def fit_federation(experiment: Experiment, transport: Transport, display: Displa
                 f"{backend.max_weight:g} times the median: if it is right, list its site's images in --backend.roster"
             )
     digest = hashlib.blake2b(digest_size=16)
-    for info in sites:  # with what they say of themselves: a run that is continued finds them as they were
+    for info in sites:  # a resumed run must find the same sites with the same sizes
         digest.update(f"{info.site} {info.fingerprint} {info.sizes} {info.held}\n".encode())
     data.class_names = tuple(sites[0].classes)
     data.domain_names = tuple(dict.fromkeys(name for info in sites for name in info.domains))
@@ -129,9 +129,9 @@ class _Evaluating:
         self.models, self.buffers, self.done = models, buffers, done
         self.sent = False
         self.awaited: list[_Sent] = []
-        """What was sent to sites that have no task beside it."""
+        """Payloads to sites that have no task in this round."""
         self.evaluates = 0
-        """Sites that have answered with counts of all models."""
+        """Number of sites that have sent counts of all models."""
         self._counts: dict[str, Counts] = {name: {} for name in models}
         self._seconds = 0.0
 
@@ -145,18 +145,18 @@ class _Evaluating:
                 self._counts[name][domain] = before[0] + right, before[1] + seen
 
     def tell(self, domains: Sequence[str], complete: bool) -> None:
-        """Tell the scores; domains whose sites did not answer have none, and there is none overall unless all did."""
+        """Report the scores; they are NaN for domains whose sites did not answer, and overall unless all sites did."""
         scores = {
             name: Scores.of({domain: counts.get(domain, (0, 0)) for domain in domains})
             for name, counts in self._counts.items()
         }
-        if not complete:  # of other images than those of other rounds
+        if not complete:  # else it would not be over the same images as in other rounds
             scores = {name: replace(found, overall=float("nan")) for name, found in scores.items()}
         self.done(Evaluation(scores, self._seconds))
 
 
 def _scaled(pair: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return right and all images as if only a share of them were there; one image stays, if there is any."""
+    """Scale the counts of correct and of all images by a share; at least one image is left if there is any."""
     if share >= 1 or not pair[1]:
         return pair
     seen = max(1, round(pair[1] * share))
@@ -165,31 +165,31 @@ def _scaled(pair: tuple[int, int], share: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A payload on its way."""
+    """A payload that was sent."""
 
     site: int
     node: int
     payload: str
     until: float
     tasks: dict[int, FitTask]
-    """By client."""
+    """Tasks by client."""
     models: tuple[str, ...] = ()
     """Names of the models to evaluate."""
 
     @property
     def clients(self) -> list[int]:
-        """Those of its tasks."""
+        """The clients of its tasks."""
         return list(self.tasks)
 
 
 class SitesRunner(Runner):
-    """Sends a round's tasks to the sites, with the last round's model to evaluate, and waits for them in order.
+    """Sends a round's tasks to the sites, with the last round's model to evaluate, and collects answers in order.
 
     Args:
         experiment: the run's settings.
         federation: its sites.
-        run: name of the run, by which a site finds its clients' states.
-        max_weight: the most that a client's part of the held-out images counts, as a multiple of the median client's.
+        run: id of the run, under which a site stores its clients' states.
+        max_weight: cap on a client's share of the held-out images, as a multiple of the median client's.
     """
 
     def __init__(self, experiment: Experiment, federation: Federation, run: str, max_weight: float) -> None:
@@ -214,12 +214,12 @@ class SitesRunner(Runner):
                 )
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
-        """Send every site its tasks at once; take the answers in the order of the tasks, one site's at a time."""
+        """Send every site its tasks at once; collect the answers in the order of the tasks, one site at a time."""
         if not tasks:
             return
         needed = min(self._experiment.min_clients, len(tasks))
         if tasks[0].round == DISCOVERY_ROUND and not self._begun:
-            needed = len(tasks)  # discovery decides for all rounds: nobody should miss it
+            needed = len(tasks)  # discovery decides for all rounds: wait for all of its clients
         self._begun = True
         self._await_sites([self._site_of[task.client] for task in tasks], needed)
         evaluating = self._evaluating
@@ -238,7 +238,7 @@ class SitesRunner(Runner):
             yield results.pop(task.client, absent)
 
     def _await_sites(self, sites: Sequence[int], needed: int) -> None:
-        """Look who is there; where that is too few for the round to count, wait for them to come back."""
+        """Wait, up to the timeout, until enough of the round's sites are connected."""
         self._federation.meet()
         told = False
         until = time.monotonic() + self._federation.timeout
@@ -259,7 +259,7 @@ class SitesRunner(Runner):
         nodes = {site: node for site in own if (node := self._federation.node_of(site)) is not None}
         payloads = {node: self._payload(site, own[site], evaluating) for site, node in nodes.items()}
         seconds = self._federation.timeout
-        ids = self._federation.transport.send(payloads, False, 2 * seconds) if payloads else {}  # it may come, too late
+        ids = self._federation.transport.send(payloads, False, 2 * seconds) if payloads else {}  # answers may be late
         until, models = time.monotonic() + seconds, () if evaluating is None else tuple(evaluating.models)
         sent = {
             site: _Sent(site, node, ids[node], until, {task.client: task for task in own[site]}, models)
@@ -278,7 +278,7 @@ class SitesRunner(Runner):
         return write_header(header, write_request(request))
 
     def _take(self, sent: _Sent) -> Answer:
-        """Wait for a site's answer; one that cannot be used is a failure of all its clients."""
+        """Wait for a site's answer; an unusable answer is a failure of all its clients."""
         answer = self._federation.hear(sent.node, sent.payload, sent.until)
         try:
             if not isinstance(answer, str):
@@ -291,15 +291,15 @@ class SitesRunner(Runner):
         return Answer([FitFailure(client, reason) for client in sent.clients])
 
     def _metrics(self, sent: _Sent) -> set[str]:
-        """Return the names of the numbers that clients tell of a fit: their loss, and the norms of what they keep."""
+        """Return the names of the metrics that clients report: their loss, and the norms of their states."""
         weights = {name: t.to("meta") for task in sent.tasks.values() for name, t in task.weights.items()}
         groups = self._experiment.algorithm.state_groups(weights)
         return {"train/loss", *(f"norm/client/{group}" for group in groups)}
 
     def _checked(self, answer: Answer, sent: _Sent) -> Answer:
-        """Take a site's word for what only it can know: not for how much it counts, nor for which images it uses.
+        """Use the server's own client weights in a site's answer; drop counts over other images than the site reported.
 
-        What clients send is looked at where a round's answers are: `screening`.
+        `screening` checks the clients' tensors.
         """
         sizes = self._experiment.data.client_sizes
         results = [
@@ -327,7 +327,7 @@ class SitesRunner(Runner):
         self._evaluating = _Evaluating(models, buffers, done)
 
     def finish(self) -> None:
-        """Wait until all sites have evaluated; send them the models now if no round has taken them along."""
+        """Wait until all sites have evaluated; send them the models now if they were not sent with a round's tasks."""
         evaluating, self._evaluating = self._evaluating, None
         if evaluating is None:
             return

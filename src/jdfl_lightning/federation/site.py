@@ -1,4 +1,4 @@
-"""What a site does: says which clients it has, trains them, and evaluates models on its held-out images."""
+"""A site: reports its clients, trains them, and evaluates models on its held-out images."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jdfl_lightning.server.resume import fixed_settings, require_equal
 from jdfl_lightning.storage.checkpoint import ClientStates
 
 Option = bool | bytes | float | int | str
-"""What the operator of a site can say of it."""
+"""Type of the options that a site's operator sets."""
 
 
 def _number(options: Mapping[str, Option], name: str, default: int | None = None) -> int:
@@ -48,7 +48,7 @@ def _number(options: Mapping[str, Option], name: str, default: int | None = None
 
 
 def discreet(error: Exception) -> str:
-    """Return what of an error may leave a site: a message that was written to be told, else the kind of error alone.
+    """Return the part of an error that may leave a site: the message of a `PublicError`, else only the error's type.
 
     >>> discreet(PublicError("Expected the site's data-root.")), discreet(OSError("no image jane.png"))
     ("Expected the site's data-root.", 'OSError, of which the log of the site has more')
@@ -65,9 +65,9 @@ class SiteWorker:
 
     Args:
         arguments: the settings of the run, as command-line arguments.
-        options: what is the site's own: ``partition-id``, its number from 0; ``data-root``, the folder of its images
+        options: the site's own options: ``partition-id``, its number from 0; ``data-root``, the folder of its images
             (`SiteFolders`) or of the data set; ``num-partitions``, the number of sites that share the clients of a data
-            set that they all have; ``state-dir``, where its clients keep what they remember.
+            set that they all have; ``state-dir``, the folder of its clients' states.
     """
 
     def __init__(self, arguments: Sequence[str], options: Mapping[str, Option]) -> None:
@@ -85,7 +85,7 @@ class SiteWorker:
         dealt = data.deal(self.experiment.seed_everything)
         self.fingerprint = data.fingerprint()
         clients = list(range(len(dealt.clients)))
-        if not own:  # it has all images, and answers for its share of them
+        if not own:  # every site has all images and uses its share of them
             sites = _number(options, "num-partitions", 1)
             if self.number >= sites:
                 raise PublicError(
@@ -108,7 +108,7 @@ class SiteWorker:
         self._workspace: Workspace | None = None
 
     def answer(self, payload: Payload, say: Callable[[str], None]) -> Payload:
-        """Fit clients and evaluate models, as a payload asks; tell the site's operator of it."""
+        """Fit clients and evaluate models as requested; show progress to the site's operator."""
         header = read_request_header(payload)
         self._check(header)
         if self._workspace is None or self._workspace.first != header.first:
@@ -135,14 +135,14 @@ class SiteWorker:
             counts = {
                 name: count(self._workspace, weights, request.buffers) for name, weights in request.models.items()
             }
-        except Exception as error:  # what was trained counts all the same
+        except Exception as error:  # the fits are still valid
             say(f"evaluating failed: {describe(error)}")
         if counts:
             say(f"evaluated {len(counts)} model(s) in {time.perf_counter() - start:.1f} s")
         return write_answer(Answer(results, counts, time.perf_counter() - start))
 
     def _check(self, header: RequestHeader) -> None:
-        """Refuse to work for a server that means another run, other settings, or another site."""
+        """Raise a `PublicError` if a request is for another site, other images or other settings."""
         if not re.fullmatch(r"[0-9a-f]{32}", header.run):
             raise PublicError("Expected the server to name its run by 32 hexadecimal digits.")
         if (header.site, header.fingerprint) != (self.number, self.fingerprint):
@@ -155,7 +155,7 @@ class SiteWorker:
             require_equal(
                 json.loads(header.settings), ours, "the server's run", "a site has to have the same settings."
             )
-        except InputError as error:  # of settings that come with the app; where the images are is none of them
+        except InputError as error:  # names only settings of the app, not where the images are
             raise PublicError(str(error)) from error
 
     def _fit(
@@ -163,8 +163,8 @@ class SiteWorker:
     ) -> FitResult | FitFailure:
         options = self.experiment.checkpoint
         try:
-            if task.round != DISCOVERY_ROUND:  # which knows nothing of states
+            if task.round != DISCOVERY_ROUND:  # Phase 1 uses no states
                 states.settle(task.client, task.since, task.round - 1 - options.every * options.keep)
             return next(iter(runner.fit([task])))
-        except StorageError as error:  # the site's disk is not everybody's
+        except StorageError as error:  # affects this site only
             return FitFailure(task.client, tell(error))

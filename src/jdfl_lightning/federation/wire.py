@@ -1,4 +1,4 @@
-"""Tasks, results and counts as groups of named tensors and notes of plain numbers: what any transport can carry."""
+"""Messages of a federation: tasks, results and counts as groups of named tensors and plain values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
 
 Entries = Mapping[str, Any]
-"""Names -> numbers, texts, or lists of one kind of them; no bool and no None, which not every transport knows."""
+"""Names -> numbers, strings, or lists of one of these; no bool or None, which not every transport supports."""
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What crosses the wire."""
+    """The content of a message."""
 
     tensors: Record = field(default_factory=dict)
     notes: Mapping[str, Entries] = field(default_factory=dict)
@@ -25,84 +25,84 @@ class Payload:
 
 @dataclass(frozen=True)
 class SiteInfo:
-    """What a site says of itself: no image, no label of one, no true domain."""
+    """A site's description of itself; it holds no image, no label of an image, no true domain."""
 
     site: int
     """Its number, from 0."""
     own: bool
-    """Whether its images are its own; else all sites have the same data set, and share its clients."""
+    """Whether it has its own images; else all sites have the same data set and share its clients."""
     clients: list[int]
-    """Its clients: their ids, or if its images are its own, numbers from 0."""
+    """Ids of its clients; numbers from 0 if it has its own images."""
     sizes: list[int]
-    """The number of training images of each."""
+    """The number of training images of each client."""
     classes: list[str]
     domains: list[str]
-    """Names of the groups that it tells accuracies of."""
+    """Names of the domains that it reports accuracies for."""
     held: list[int]
-    """The number of held-out images of each of these."""
+    """The number of held-out images of each domain."""
     fingerprint: str
     version: str
-    """Of the packages that decide about bits."""
+    """Versions of jdfl-lightning and torch."""
 
 
 @dataclass(frozen=True)
 class RequestHeader:
-    """What a site has to agree with before it does anything."""
+    """The part of a request that a site checks first."""
 
     run: str
-    """Name of the run, by which it finds its clients' states."""
+    """Id of the run, under which the site stores its clients' states."""
     site: int
     first: int
-    """Id of its first client."""
+    """Id of the site's first client."""
     fingerprint: str
-    """Of the images that it had when the run began."""
+    """Fingerprint of the site's images when the run began."""
     settings: str
-    """The run's, as JSON."""
+    """The run's settings as JSON."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a site is asked to do: fit some of its clients, and evaluate models on its held-out images."""
+    """A request to a site: fit some of its clients, and evaluate models on its held-out images."""
 
     tasks: Sequence[FitTask] = ()
-    """Of one round, so that they share weights, buffers, broadcast and table."""
+    """Tasks of one round, which share weights, buffers, broadcast and table."""
     models: Mapping[str, Tensors] = field(default_factory=dict)
-    """Models to evaluate; one that is the tasks' own weights crosses once."""
+    """Models to evaluate; a model equal to the tasks' weights is sent once."""
     buffers: Tensors = field(default_factory=dict)
-    """Of the models to evaluate."""
+    """Buffers of the models to evaluate."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a site answers."""
+    """A site's reply to a request."""
 
     results: Sequence[FitResult | FitFailure] = ()
     counts: Mapping[str, Counts] = field(default_factory=dict)
-    """For each model that was evaluated, the images of each domain that were right, and all."""
+    """For each evaluated model, the numbers of correct and of all images of each domain."""
     seconds: float = 0.0
-    """Time that evaluating took."""
+    """Time of the evaluation."""
 
 
 _IMAGES = 2**31
-"""More images than anybody has."""
+"""Limit on a number of images."""
 _ENTRIES = 100_000
-"""The most clients, classes or domains that a site can have."""
+"""Limit on a site's clients, classes and domains."""
 _NAME = 200
-"""Characters that the name of a class or a domain can have."""
+"""Limit on the characters in the name of a class or domain."""
 _LARGEST = 2.0**128
-"""Beyond the numbers of single precision: a metric is below, so that means are finite too."""
+"""Limit on a metric, just above single precision, so that means are finite too."""
 _METRICS = 16
-"""The most metrics, and groups of an upload, that a client has."""
+"""Limit on a client's metrics, and on the groups of its upload."""
 _NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in ("weights", "buffers", "server", "table")]
 
 
 def write_info(info: SiteInfo) -> Payload:
-    """Put a site's info into a payload."""
+    """Write a site's info to a payload."""
     return Payload(notes={"info": vars(info) | {"own": int(info.own)}})
 
 
 def read_info(payload: Payload) -> SiteInfo:
-    """Take a site's info out of a payload; raise an `InputError` if it has none that can be."""
+    """Read a site's info from a payload; raise an `InputError` if it is missing or invalid."""
     try:
         note = payload.notes["info"]
         info = SiteInfo(
@@ -155,7 +155,7 @@ def write_header(header: RequestHeader, payload: Payload) -> Payload:
 
 
 def read_request_header(payload: Payload) -> RequestHeader:
-    """Take the header of a request out of a payload."""
+    """Read the header of a request from a payload."""
     note = payload.notes["header"]
     return RequestHeader(
         str(note["run"]), int(note["site"]), int(note["first"]), str(note["fingerprint"]), str(note["settings"])
@@ -163,7 +163,7 @@ def read_request_header(payload: Payload) -> RequestHeader:
 
 
 def write_request(request: Request) -> Payload:
-    """Put a request into a payload."""
+    """Write a request to a payload."""
     tensors: Record = {}
     notes: dict[str, Entries] = {}
     shared: Tensors = {}
@@ -184,12 +184,12 @@ def write_request(request: Request) -> Payload:
         tensors["model_buffers"] = request.buffers
     if request.models:
         notes["models"] = {"names": list(request.models)}
-    notes["groups"] = {"names": list(tensors)}  # one without tensors may get lost on the way
+    notes["groups"] = {"names": list(tensors)}  # a transport may drop groups without tensors
     return Payload(tensors, notes)
 
 
 def read_request(payload: Payload) -> Request:
-    """Take a request out of a payload."""
+    """Read a request from a payload."""
     tensors = {name: payload.tensors.get(name, {}) for name in payload.notes["groups"]["names"]}
     server = {name.removeprefix("server."): named for name, named in tensors.items() if name.startswith("server.")}
     table = tensors["table"]["table"] if "table" in tensors else None
@@ -206,7 +206,7 @@ def read_request(payload: Payload) -> Request:
 
 
 def write_answer(answer: Answer) -> Payload:
-    """Put an answer into a payload."""
+    """Write an answer to a payload."""
     tensors: Record = {}
     notes: dict[str, Entries] = {}
     for result in answer.results:
@@ -234,16 +234,16 @@ def write_answer(answer: Answer) -> Payload:
 def read_answer(
     payload: Payload, clients: Sequence[int], models: Iterable[str] = (), metrics: Collection[str] = ()
 ) -> Answer:
-    """Take the answer of some clients, and the counts of some models, out of a payload.
+    """Read the results of some clients, and the counts of some models, from a payload.
 
     Args:
-        payload: the site's.
-        clients: those that were asked.
-        models: names of those to evaluate.
-        metrics: names of the numbers that clients have to tell; others, and those that are not finite, are left out.
+        payload: the site's payload.
+        clients: the clients of the request.
+        models: names of the models to evaluate.
+        metrics: names of the metrics that clients report; other metrics and values that are not finite are dropped.
 
     Raises:
-        InputError: if it is not one; counts may be missing.
+        InputError: if it is not a valid answer; counts may be missing.
     """
     try:
         results = [_read_result(payload, client, metrics) for client in clients]

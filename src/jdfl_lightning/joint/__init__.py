@@ -1,4 +1,4 @@
-"""The joint head, its targets, loss and metrics; they need torch and torchmetrics alone."""
+"""The joint head, its targets, loss and metrics; they need only torch and torchmetrics."""
 
 from jdfl_lightning.joint.accuracy import DomainAccuracy, JointAccuracy, joint_correct
 from jdfl_lightning.joint.head import (

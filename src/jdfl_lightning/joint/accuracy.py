@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 Values = Tensor | dict[str, Tensor] | Sequence[Tensor] | Sequence[dict[str, Tensor]]
-"""What a metric gives, a number or numbers by name, once or several times."""
+"""Values of a metric: a number or numbers by name, or a list of these."""
 
 
 def joint_correct(preds: Tensor, target: Tensor, num_classes: int, score: Score = "max") -> Tensor:
@@ -46,7 +46,7 @@ def joint_correct(preds: Tensor, target: Tensor, num_classes: int, score: Score 
 class _CountingAccuracy(Metric):
     """Counts (correct, seen) in one state.
 
-    The state's name carries the arguments: in a `MetricCollection`, metrics whose states have the same names and,
+    The state's name contains the arguments: in a `MetricCollection`, metrics whose states have the same names and,
     after the first batch, the same values are merged into one.
     """
 
@@ -68,20 +68,20 @@ class _CountingAccuracy(Metric):
 
     @property
     def counts(self) -> Tensor:
-        """The number of samples that were right, and of all: (2,), or (2, domains)."""
+        """The numbers of correct and of all samples: (2,), or (2, domains)."""
         counts = getattr(self, self._state)
         assert isinstance(counts, Tensor)
         return counts
 
     def _count(self, correct: Tensor, seen: Tensor) -> None:
-        # a new tensor: one that was reset in inference mode cannot be changed in place outside of it
+        # a new tensor: one reset in inference mode cannot be changed in place outside of it
         setattr(self, self._state, self.counts + torch.stack([correct, seen]))
 
     def plot(self, val: Values | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Draw one value or several ones, as torchmetrics' own metrics do.
+        """Plot one or several values, as torchmetrics' own metrics do.
 
         Args:
-            val: what ``forward`` or ``compute`` gave, or a list of that; what ``compute`` gives now if not given.
+            val: a value of ``forward`` or ``compute``, or a list of them; the current ``compute()`` if not given.
             ax: matplotlib's axes to draw on; a new figure if not given.
 
         Returns:
@@ -91,7 +91,7 @@ class _CountingAccuracy(Metric):
 
 
 class JointAccuracy(_CountingAccuracy):
-    r"""Class-only accuracy: a joint prediction is right if its class is, whatever its domain.
+    r"""Class-only accuracy: a joint prediction is correct if its class is, whatever its domain.
 
     As input to ``update`` the metric takes ``preds``, joint logits (B, M*C) or joint indices (B,), and ``target``,
     class labels (B,). ``compute`` gives a scalar. With M = 1 it is ordinary accuracy.

@@ -1,4 +1,4 @@
-"""The joint head: M x C logits, one for each (pseudo-domain, class), and how a class is read off them."""
+"""The joint head: M x C logits, one for each (pseudo-domain, class), and how they give a class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Score = Literal["max", "sum"]
 
 _SCORES = get_args(Score)
 Init = Literal["fresh", "tile"]
-"""How the weights of a head that grows are made: drawn anew (the paper), or those of the old head for every domain."""
+"""Weights of an expanded head: newly initialised (the paper), or those of the old head for every domain."""
 
 
 def _check_score(score: Score) -> None:
@@ -109,7 +109,7 @@ def predict_class(logits: Tensor, num_classes: int, score: Score = "max") -> Ten
 
 
 class ClassScores(nn.Module):
-    """`class_scores` as a layer: behind a joint head it makes a network an ordinary classifier of C outputs.
+    """`class_scores` as a layer: after a joint head it gives an ordinary classifier of C outputs.
 
     Args:
         num_classes: C.
@@ -146,7 +146,7 @@ class JointHead(nn.Linear):
         num_classes: C.
         num_domains: M.
         bias: whether the layer has a bias.
-        score: how `class_scores` and `predict` join the M logits of a class.
+        score: how `class_scores` and `predict` combine the M logits of a class.
 
     >>> head = JointHead(128, num_classes=7, num_domains=4)
     >>> logits = head(torch.randn(2, 128))
@@ -184,7 +184,7 @@ class JointHead(nn.Linear):
 
     @classmethod
     def expand(cls, linear: nn.Linear, num_domains: int, init: Init = "fresh") -> JointHead:
-        """Grow a classifier of C outputs to M x C.
+        """Expand a classifier of C outputs to M x C.
 
         Args:
             linear: the classifier; its outputs are the C classes.

@@ -1,4 +1,4 @@
-"""Target rules: how the supervisory mass of a sample is shared among the M pseudo-domains of its class.
+"""Target rules: how a sample's target mass is distributed over the M pseudo-domains of its class.
 
 Every rule is a table of M x M weights and a way to choose a row of it: the sample's own domain (graded, hard) or a
 domain drawn anew for each sample (random). A rule therefore gives weights over domains (B, M), and the loss never
@@ -31,7 +31,7 @@ def _check_count(num_domains: int) -> None:
 
 
 def _check_rows(table: Tensor) -> None:
-    """Raise an `InputError` that names the first row that is no distribution, rounding of its type apart."""
+    """Raise an `InputError` that names the first row that is not a distribution, up to rounding."""
     rounding = torch.finfo(table.dtype).eps if table.is_floating_point() else 0.0
     for number, row in enumerate(table.double()):
         if not bool((row >= 0).all()) or not abs(float(row.sum()) - 1) <= 1e-4 + len(row) * rounding:
@@ -72,7 +72,7 @@ class TargetRule(nn.Module):
 
     @property
     def needs_domains(self) -> bool:
-        """Whether it matters which domain a sample is of."""
+        """Whether the targets depend on a sample's domain."""
         return self.num_domains > 1 and not self.draw
 
     def forward(self, domains: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -159,7 +159,7 @@ def graded_table(similarities: Tensor, alpha: float, tau: float) -> Tensor:
     if num_domains == 1:
         return torch.ones(1, 1)
     own = torch.eye(num_domains, dtype=torch.bool)
-    # in double precision and from the largest on: at a small tau nothing overflows, and the rows sum to 1
+    # in double precision and relative to the largest: at a small tau nothing overflows, and the rows sum to 1
     others = similarities.double().masked_fill(own, -torch.inf)
     weights = ((others - others.amax(dim=1, keepdim=True)) / tau).softmax(dim=1)
     return ((1 - alpha) * weights).masked_fill(own, alpha).to(torch.get_default_dtype())

@@ -1,4 +1,4 @@
-"""Networks: the paper's, torchvision's, your own; their heads, and the layers that Phase 1 looks at."""
+"""Networks: the paper's, torchvision's, your own; their heads, and the layers that Phase 1 uses."""
 
 from jdfl_lightning.models.backbones import build_backbone, eval_mode, num_features
 from jdfl_lightning.models.heads import find_head, replace_head

@@ -1,4 +1,4 @@
-"""Networks below the head, by name, and what they give."""
+"""Backbones by name, and their number of features."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_backbone(name: str, size: int) -> nn.Module:
         path, _, attribute = name.rpartition(".")
         try:
             backbone = getattr(importlib.import_module(path), attribute)(size)
-        except Exception as error:  # whatever the user's own code raises
+        except Exception as error:  # a user's code may raise anything
             raise InputError(
                 f"Expected --backbone to build a module but {name}({size}) failed: {without_stop(error)}."
             ) from error
@@ -41,7 +41,7 @@ def build_backbone(name: str, size: int) -> nn.Module:
     import torchvision
     from torchvision.models import get_model, list_models
 
-    if name not in list_models(module=torchvision.models):  # classifiers alone: others load weights from the net
+    if name not in list_models(module=torchvision.models):  # classifiers only: other models download weights
         raise InputError(
             f"Expected --backbone to be PaperCNN, one of torchvision's models (such as resnet18) or an import path "
             f"but got {name!r}."
@@ -53,7 +53,7 @@ def build_backbone(name: str, size: int) -> nn.Module:
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode for the block; every part gets its own mode back."""
+    """Put a module into eval mode for the block; then restore the mode of every part."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -64,11 +64,11 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def num_features(backbone: nn.Module, size: int) -> int:
-    """Return the length of the feature vector, found by passing one empty image through."""
+    """Return the length of the feature vector, found by a forward pass of one empty image."""
     try:
         with torch.no_grad(), eval_mode(backbone):
             features = backbone(torch.zeros(1, 3, size, size))
-    except Exception as error:  # every network has its own way to refuse a size
+    except Exception as error:  # networks raise different errors for a wrong size
         raise InputError(
             f"Expected the backbone {type(backbone).__name__} to take images of {size} px (--data.size) but: {error}"
         ) from error

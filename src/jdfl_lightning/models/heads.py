@@ -1,4 +1,4 @@
-"""The last layer of other people's classifiers: where it is, and a joint head in its place."""
+"""Find the last layer of torchvision's and timm's classifiers, and replace it by a joint head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.joint.head import JointHead, Score
 
 _HEADS = ("fc", "classifier", "heads", "head")
-"""Where torchvision's classifiers have their last layer: as the last part of one of these."""
+"""Names of the parts of torchvision's classifiers that end in the last layer."""
 
 
 def find_head(model: nn.Module) -> str:
@@ -33,7 +33,7 @@ def find_head(model: nn.Module) -> str:
 
 
 def exchange(model: nn.Module, name: str, layer: nn.Module) -> None:
-    """Put `layer` where the submodule `name` is."""
+    """Replace the submodule `name` by `layer`."""
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, layer)
 
@@ -41,7 +41,7 @@ def exchange(model: nn.Module, name: str, layer: nn.Module) -> None:
 def replace_head(
     model: nn.Module, num_classes: int, num_domains: int, head: str | None = None, score: Score = "max"
 ) -> nn.Module:
-    """Put a new `JointHead` in the place of a classifier's last layer.
+    """Replace a classifier's last layer by a new `JointHead`.
 
     It works for torchvision's and timm's classifiers that end in a linear layer; timm itself is not needed. Auxiliary
     classifiers (Inception, GoogLeNet) stay as they are.
@@ -51,7 +51,7 @@ def replace_head(
         num_classes: C, whatever number of classes the old head had.
         num_domains: M.
         head: name of the linear layer to replace, for other models.
-        score: how the head's `class_scores` and `predict` join the M logits of a class.
+        score: how the head's `class_scores` and `predict` combine the M logits of a class.
 
     Returns:
         The model, which now gives joint logits (B, M*C).
@@ -71,6 +71,6 @@ def replace_head(
         raise InputError(f"Expected argument `head` to name a linear layer but {head!r} is a {type(old).__name__}.")
     new = JointHead(old.in_features, num_classes, num_domains, old.bias is not None, score)
     exchange(model, name, new.to(old.weight).train(old.training))
-    if isinstance(getattr(model, "num_classes", None), int):  # what timm calls so is the number of outputs
+    if isinstance(getattr(model, "num_classes", None), int):  # in timm this is the number of outputs
         model.num_classes = new.out_features  # type: ignore[assignment]
     return model

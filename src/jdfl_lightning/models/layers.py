@@ -1,4 +1,4 @@
-"""Which parameters of a network Phase 1 looks at."""
+"""The parameters of a network that Phase 1 uses."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def _has_convolution(module: nn.Module) -> bool:
 
 
 LAYER_SUBSETS = {"A": 0, "B": 1, "C": 2}
-"""The paper's subsets of layers, by the number of last conv blocks that join the head."""
+"""The paper's subsets of layers, by the number of last conv blocks besides the head."""
 
 
 def select_parameters(module: nn.Module, layers: str | list[str]) -> list[str]:
-    """Return the names of the parameters that discovery looks at.
+    """Return the names of the parameters that discovery uses.
 
     Args:
         module: has a ``backbone`` and a ``head``.

@@ -22,8 +22,8 @@ def _block(inputs: int, outputs: int, groups: int) -> nn.Sequential:
 class PaperCNN(nn.Module):
     """The paper's lightweight CNN up to its features: three conv blocks with GroupNorm, then fc1 and fc2.
 
-    The head (the paper's fc3) is a `JointHead` on the 128 features. The paper leaves open what stands between the
-    fully connected layers; a ReLU follows fc1 and fc2.
+    The head (the paper's fc3) is a `JointHead` on the 128 features. The paper does not state the activation between
+    the fully connected layers; here a ReLU follows fc1 and fc2.
 
     Args:
         size: height and width of the images, a multiple of 8.

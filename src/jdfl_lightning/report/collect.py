@@ -25,7 +25,7 @@ Settings: TypeAlias = tuple[tuple[str, Value], ...]
 """Settings by their names, sorted: equal and hashable if the settings are equal."""
 
 PACKAGE = "jdfl_lightning."
-"""Start of the import paths of classes that are not the user's own."""
+"""Prefix of the import paths of this package's classes."""
 METHOD = ["algorithm", "training", "supervision", "joint"]
 """Columns that runs of one experiment share if they differ in the seed alone."""
 SUPERVISIONS = ("base", "hard", "graded", "random")
@@ -35,9 +35,9 @@ _FREE = (
     *(setting.name for setting in declared_settings(Experiment) if setting.role in ("place", "output")),
     *(f"data.{name}" for name in PLACES),
 )
-"""Settings that make no other experiment of a run, or are looked at by themselves."""
+"""Settings that do not define an experiment, or are handled separately."""
 _SECTION = ("data", "domains", "epochs", "client_fraction")
-"""Settings of which each combination is an experiment of its own."""
+"""Settings that define an experiment: each combination is one."""
 _JOINT = ("num_domains", "alpha", "tau", "phi", "score", "clustering")
 _JOINT_OF = {
     "base": (),
@@ -45,20 +45,20 @@ _JOINT_OF = {
     "graded": ("num_domains", "clustering", "alpha", "tau", "score"),
     "random": ("num_domains", "clustering", "phi", "score"),
 }
-"""Settings of the joint head, and which of them a supervision looks at."""
+"""For each supervision, the settings of the joint head that it uses."""
 _BYTES = ["bytes/up", "bytes/down"]
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that does not count."""
+    """A run that is left out of the report."""
 
     folder: Path
     reason: str
 
 
 def find_run_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return the run folders that are named or lie below one that is, each once, in the order of their names."""
+    """Return the run folders at or below the given paths, each once, sorted by name."""
     found: dict[Path, Path] = {}
     for path in sorted(paths):
         if not path.is_dir():
@@ -72,7 +72,7 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
 
 
 def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
-    if folder.resolve() in seen:  # a link that leads in a circle
+    if folder.resolve() in seen:  # a circular link
         return
     seen.add(folder.resolve())
     if (folder / METRICS).exists():
@@ -82,14 +82,14 @@ def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
     found = [run for path in inner for run in _below(path, seen)]
     yield from found
     begun = (folder / CONFIG).exists() and not (folder / DIAGNOSIS).exists()
-    if not found and begun:  # a run that ended before its first round was over
+    if not found and begun:  # a run that ended before its first round was finished
         yield folder
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[LeftOut]]:
-    """Return one table of all runs; leave out what is unreadable, unfinished, of another split, or there twice.
+    """Return one table of all runs; leave out runs that are unreadable, unfinished, of another split, or duplicates.
 
-    `jdfl_lightning.report` says what the columns are.
+    `jdfl_lightning.report` describes the columns.
     """
     tables: list[pd.DataFrame] = []
     left_out: list[LeftOut] = []
@@ -127,7 +127,7 @@ def _read(folder: Path) -> pd.DataFrame:
 
 
 def _about(run: Run) -> dict[str, object]:
-    """Return what is the same in all lines of a run."""
+    """Return the columns that are the same in all lines of a run."""
     settings = _settings(run.config)
     supervision, data = str(run.config["supervision"]), str(settings["data"])
     settings["data"] = data.rpartition(".")[2] if data.startswith(PACKAGE) else data
@@ -177,7 +177,7 @@ def _settings(config: dict[str, Any]) -> dict[str, Value]:
 
 
 def _pick(settings: dict[str, Value], names: Iterable[str], but: Iterable[str]) -> Settings:
-    """Return the settings of, or below, some names, but for those of, or below, others."""
+    """Return the settings at or below some names, except those at or below others."""
     wanted, unwanted = (tuple(f"{name}." for name in chosen) for chosen in (names, but))
     found = {name for name in settings if f"{name}.".startswith(wanted) and not f"{name}.".startswith(unwanted)}
     return tuple((name, settings[name]) for name in sorted(found))
@@ -195,9 +195,9 @@ def _fingerprint(run: Run) -> str | None:
 
 
 def _other_splits(runs: pd.DataFrame) -> Iterator[LeftOut]:
-    """Find, of each experiment and seed, the runs that do not share most runs' images; those that do not say stay.
+    """Find, for each experiment and seed, runs with other images than the majority; those without a fingerprint stay.
 
-    Where there is no majority, none of those that say is kept: nothing tells which are the right ones.
+    Without a majority, all runs with a fingerprint are left out, as it is unknown which are right.
     """
     for _, group in runs.dropna(subset="data").groupby(["section", "seed"], sort=False):
         usual = group["data"].mode()
@@ -211,7 +211,7 @@ def _other_splits(runs: pd.DataFrame) -> Iterator[LeftOut]:
 
 
 def _repetitions(runs: pd.DataFrame) -> Iterator[LeftOut]:
-    """Find the runs that have all settings and the seed in common with one before them."""
+    """Find the runs with the same settings and seed as an earlier one."""
     for _, group in runs.groupby(["section", *METHOD, "seed"], sort=False):
         numbers = group.drop(columns=["folder", "data"])
         for place in range(1, len(group)):

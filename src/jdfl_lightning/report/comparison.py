@@ -24,11 +24,11 @@ COLUMNS = [
 ]
 """Columns of ``report.csv``. Accuracies are shares; a quantity is accuracy, rounds, bytes_up or bytes_down."""
 Method: TypeAlias = tuple[str, Settings, str, Settings]
-"""What runs of an experiment share that differ in the seed alone: `METHOD`."""
+"""The columns `METHOD`, which runs share that differ only in the seed."""
 Runs: TypeAlias = dict[Method, pd.DataFrame]
 """The table of runs of an experiment, by method."""
 Paper: TypeAlias = tuple[published.Result | None, str]
-"""What the paper reports for a row, and what differs from it."""
+"""The paper's result for a row, and the settings that differ from it."""
 Line: TypeAlias = Any
 """A line of `Section.results`, with its cells as attributes."""
 _PAPER_ORDER = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON")
@@ -85,7 +85,7 @@ def compare(table: pd.DataFrame, targets: Sequence[float] = ()) -> list[Section]
 
     Args:
         table: as `read_runs` returns it.
-        targets: accuracies to say rounds and bytes for; by default the mean of each algorithm's baseline.
+        targets: accuracies to report rounds and bytes for; by default the mean of each algorithm's baseline.
     """
     found = [_section(settings, runs, targets) for settings, runs in table.groupby("section", sort=False)]
     order = [*published.TITLES, None]
@@ -109,7 +109,7 @@ def _section(settings: Settings, table: pd.DataFrame, targets: Sequence[float]) 
     sweep: list[dict[str, Any]] = []
     for row in rows:
         given = {other["given_domains"] for other in rows if other["kind"] == row["kind"]}
-        if row["given_domains"] is None or None not in given:  # else the row with a chosen M stands for it
+        if row["given_domains"] is None or None not in given:  # else the row with a chosen M represents it
             lines = _lines(row, runs, domains, targets, _paper(row, settings, experiment, m_is_chosen=True))
             main += [row | {"table": "main"} | line for line in lines]
         if row["given_domains"] is not None and len(given - {None}) > 1:
@@ -128,7 +128,7 @@ def _section(settings: Settings, table: pd.DataFrame, targets: Sequence[float]) 
 
 
 def _about(method: Method, runs: Runs) -> dict[str, Any]:
-    """Return what all lines of a row share."""
+    """Return the columns that all lines of a row share."""
     algorithm, training, supervision, joint = method
     best = runs[method][runs[method]["best"]]
     of_algorithm = tuple(pair for pair in training if pair[0].startswith("algorithm"))
@@ -157,7 +157,7 @@ def _about(method: Method, runs: Runs) -> dict[str, Any]:
 
 
 def _differing(settings: Iterable[tuple[str, Value]], rivals: Sequence[Settings]) -> str:
-    """Name the settings that not all have, or have otherwise."""
+    """Name the settings that some rivals lack or have with another value."""
     return ", ".join(
         f"{name.removeprefix('data.')} {shown(value)}"
         for name, value in settings
@@ -166,7 +166,7 @@ def _differing(settings: Iterable[tuple[str, Value]], rivals: Sequence[Settings]
 
 
 def method_order(algorithm: str, supervision: str) -> tuple[int, str, int]:
-    """Return what methods are sorted by: the paper's order of algorithms, then of supervisions."""
+    """Return the sort key of a method: the paper's order of algorithms, then of supervisions."""
     known = _PAPER_ORDER.index(algorithm) if algorithm in _PAPER_ORDER else len(_PAPER_ORDER)
     return known, algorithm, SUPERVISIONS.index(supervision)
 
@@ -180,7 +180,7 @@ def _order(row: dict[str, Any]) -> tuple[object, ...]:
 def _lines(
     row: dict[str, Any], runs: Runs, domains: Sequence[str], targets: Sequence[float], paper: Paper
 ) -> Iterator[dict[str, Any]]:
-    """Yield the results of a row: accuracy, that of each domain, and what it took to reach the targets."""
+    """Yield the results of a row: accuracy, accuracy of each domain, and the cost of reaching the targets."""
     own, base = runs[row["method"]], runs.get((*row["setup"], "base", ()))
     best = own[own["best"]]
     yield _quantity("accuracy", best["test/acc"]) | _difference(row, best, base) | _printed(paper)
@@ -199,7 +199,7 @@ def _quantity(name: str, values: Iterable[float]) -> dict[str, Any]:
 
 
 def _difference(row: dict[str, Any], best: pd.DataFrame, base: pd.DataFrame | None) -> dict[str, Any]:
-    """Return the accuracy minus the baseline's over the seeds that both have; nothing for the baseline."""
+    """Return the accuracy minus the baseline's over the seeds that both have; empty for the baseline."""
     if row["supervision"] == "base":
         return {}
     base = best.iloc[:0] if base is None else base[base["best"]]
@@ -212,10 +212,10 @@ def _difference(row: dict[str, Any], best: pd.DataFrame, base: pd.DataFrame | No
 
 
 def _paper(row: dict[str, Any], settings: Settings, experiment: str | None, m_is_chosen: bool) -> Paper:
-    """Return what the paper reports for a row, and what differs from it: in its main table M was chosen by elbow."""
+    """Return the paper's result for a row, and the differing settings; its main table has M chosen by elbow."""
     algorithm, training, supervision, joint = row["method"]
     if experiment is None or not str(dict(training)["algorithm"]).startswith(PACKAGE):
-        return None, ""  # also if a class of the user's own has the name of the paper's
+        return None, ""  # also if a user's class has the name of one of the paper's
     result, m = published.find_result(experiment, algorithm, supervision), row["given_domains"]
     if result is not None and not m_is_chosen:
         value = published.num_domains_curve().get((supervision, m))
@@ -229,7 +229,7 @@ def _paper(row: dict[str, Any], settings: Settings, experiment: str | None, m_is
 
 
 def _printed(paper: Paper, domain: str | None = None) -> dict[str, Any]:
-    """Return what the paper prints overall, or for a domain."""
+    """Return the paper's values overall, or for a domain."""
     result, differs = paper
     if result is None or (domain is not None and domain not in result.domains):
         return {}

@@ -1,4 +1,4 @@
-"""A sweep over Phase 1: how well the clusters agree with the domains, and how often M was found."""
+"""A sweep over Phase 1: how well the clusters agree with the domains, and how often the right M was found."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def grid(findings: Sequence[Finding], value: Callable[[Finding], float | None]) 
 
 
 def grids(folder: Path) -> list[tuple[str, Grid, Grid]]:
-    """Return title, measured grid and published grid (empty where there is none) of all that a sweep shows."""
+    """Return title, measured grid and published grid (empty where there is none) of all quantities of a sweep."""
     findings, settings = read_findings(folder), saved_settings(folder)
     if not findings:
         raise StorageError(f"Expected a finished case but {folder} has none.")
@@ -65,7 +65,7 @@ def _axes_of(measured: Grid) -> tuple[list[int], list[tuple[int, str]]]:
 
 
 def diagnosis_tables(folder: Path) -> list[Table]:
-    """Return the grids of a sweep for a terminal, the paper's values behind a slash."""
+    """Return the grids of a sweep for a terminal, the paper's values after a slash."""
     tables = []
     for title, measured, beside in grids(folder):
         rows, columns = _axes_of(measured)

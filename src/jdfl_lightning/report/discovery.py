@@ -1,4 +1,4 @@
-"""Phase 1: how M was chosen, who is in which pseudo-domain, how similar they are."""
+"""Tables and figure of Phase 1: the choice of M, the pseudo-domains' clients and similarities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jdfl_lightning.report.run import Drawing, new_figure, plain, right
 
 _SHAPES = "os^DvP*X<>"
 _MANY = 60
-"""Clients from which on a picture no longer names each one."""
+"""Number of clients from which on a figure no longer names each one."""
 
 
 def _numbers(record: Mapping[str, Any], name: str) -> dict[int, float]:
@@ -24,18 +24,18 @@ def _numbers(record: Mapping[str, Any], name: str) -> dict[int, float]:
 
 
 def discovery_tables(record: Mapping[str, Any], alpha: float | None, tau: float) -> list[Table]:
-    """Return all that a terminal shows of Phase 1.
+    """Return the tables of Phase 1 for a terminal.
 
     Args:
         record: ``discovery.json``.
-        alpha: mass of graded targets on the own pseudo-domain; none for the paper's.
+        alpha: mass of graded targets on the own pseudo-domain; None for the paper's.
         tau: their temperature.
     """
     return [choice_table(record), domains_table(record), graded_weights_table(record, alpha, tau)]
 
 
 def choice_table(record: Mapping[str, Any]) -> Table:
-    """Return inertia and silhouette for each M, with the M that each criterion picks and the one taken."""
+    """Return inertia and silhouette for each M, with the M that each criterion picks and the M used."""
     by = escape(f"{record['criterion']}{', as ' + record['note'] if record['note'] else ''}")
     title = f"M = {record['num_domains']} ({by})"
     table = Table(*right("M", "inertia", "silhouette"), "", title=title, title_justify="left")

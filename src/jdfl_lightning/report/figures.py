@@ -18,12 +18,12 @@ from jdfl_lightning.report.comparison import Line, Section
 from jdfl_lightning.report.run import plain
 
 COLOURS = {"base": "#4d4d4d", "hard": "#e69f00", "graded": "#0072b2", "random": "#009e73"}
-"""One colour for each supervision, in every picture; told apart with any colour vision."""
+"""One colour for each supervision, in every figure; distinguishable with any colour vision."""
 DPI = 130
 _STYLES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "^", "D", "v", "P", "X")
 _HATCHES = ("", "///", "...", "xxx", "+++", "ooo")
-"""Rows of one supervision differ in the style of the line, the marker or the pattern of the bar."""
+"""Bar patterns; rows of one supervision differ in line style, marker or bar pattern."""
 _PER_LINE = 3
 _PAPER = Line2D([], [], color="black", ls="--", lw=1, label="paper")
 
@@ -36,7 +36,7 @@ def accuracy_figure(section: Section) -> Figure:
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(max(6.0, 3.8 * columns), 0.5 + 3.0 * lines), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
-    looks: dict[str, dict[str, Any]] = {  # thicker lines when the styles are used up
+    looks: dict[str, dict[str, Any]] = {  # thicker lines once all styles are used
         label: {"color": colour, "ls": _STYLES[i % len(_STYLES)], "lw": 1.6 + 0.8 * (i // len(_STYLES))}
         for label, (colour, i) in _variants(drawn).items()
     }
@@ -52,7 +52,7 @@ def accuracy_figure(section: Section) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in grid[:, 0]:
         axes.set_ylabel("class-only accuracy (%)")
-    # all panels' axis begins a little below what all have reached after a fifth of the rounds
+    # the axis of all panels begins a little below the accuracy that all rows have reached after a fifth of the rounds
     grid[0, 0].set_ylim(bottom=max(0.0, min(lowest, default=0.0) - 2))
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
@@ -134,13 +134,13 @@ def num_domains_figure(section: Section) -> Figure:
 
 
 def _label(row: Line, with_m: bool = True) -> str:
-    """Return what tells a row from others of its panel."""
+    """Return the label that distinguishes a row from others of its panel."""
     given = f"M = {row.given_domains}" if with_m and row.given_domains is not None else ""
     return _short(", ".join(filter(None, (row.supervision, given, row.joint_settings))), 70)
 
 
 def _variants(rows: Sequence[Line], with_m: bool = True) -> dict[str, tuple[str, int]]:
-    """Return, for each label, its supervision's colour and its number among those of the supervision."""
+    """Return, for each label, its supervision's colour and its index among the labels of that supervision."""
     found: dict[str, tuple[str, int]] = {}
     for supervision in SUPERVISIONS:
         labels = dict.fromkeys(_label(row, with_m) for row in rows if row.supervision == supervision)
@@ -162,7 +162,7 @@ def _setup_name(rows: Sequence[Line]) -> str:
 
 
 def _short(text: str, length: int) -> str:
-    """Return a text that fits; a dollar sign in it would begin a formula."""
+    """Return a text shortened to fit, with dollar signs escaped, as they would begin a formula."""
     return (text if len(text) <= length else f"{text[: length - 1]}…").replace("$", r"\$")
 
 

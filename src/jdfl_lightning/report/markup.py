@@ -1,6 +1,6 @@
-"""Paragraphs, tables and pictures, and their Markdown, LaTeX and HTML; whatever comes from folders is escaped.
+"""Paragraphs, tables and figures, rendered as Markdown, LaTeX and HTML; all text from run folders is escaped.
 
-A format is a template in ``templates/``, every expression of which is escaped: none can be forgotten.
+A format is a template in ``templates/``; every expression in it is escaped automatically.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 GENERATOR = "jdfl-lightning report"
-"""Tells a page of ours from others."""
+"""Marks a page as written by this package."""
 _LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -31,9 +31,9 @@ _LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "…": r"\ldots{}",
 }
 _UNKNOWN = re.compile("[«»ÐðÞþ\u0100-\U0010ffff]")
-"""What LaTeX stops at with its usual fonts."""
+"""Characters that LaTeX's usual fonts do not have."""
 NONE = "-"
-"""Shown where there is nothing to show."""
+"""Shown for an empty cell."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Column:
     name: str
     cells: list[str]
     kind: Literal["pin", "word", "number", "text", "note"] = "number"
-    """Names that stay in view, words, numbers, sentences that may need several lines, or such that many rows share."""
+    """pin: names that stay in view. text: sentences that may wrap. note: sentences that many rows share."""
     bold: Collection[int] = ()
     """Which cells are in bold."""
 
@@ -69,29 +69,29 @@ class Picture:
     file: Path
     caption: str
     alt: str
-    """What can be seen, for those who cannot see it."""
+    """Alternative text for readers who cannot see the figure."""
 
     @property
     def address(self) -> str:
-        """The picture itself, as the address of an image in a page."""
+        """The picture as a data URL."""
         return f"data:image/png;base64,{base64.b64encode(self.file.read_bytes()).decode()}"
 
 
 Block: TypeAlias = str | Table | Picture
 """A paragraph, a table or a picture."""
 Part: TypeAlias = tuple[str, list[Block]]
-"""A heading, and what is below it."""
+"""A heading and its blocks."""
 
 
 def csv_cell(value: object) -> object:
-    """Return a cell of a CSV file: a text that spreadsheets would take for a formula gets an apostrophe before it.
+    """Return a cell of a CSV file: a text that spreadsheets would read as a formula gets an apostrophe in front.
 
     >>> csv_cell("=1+1"), csv_cell("-0.5"), csv_cell(-0.5), csv_cell("dog")
     ("'=1+1", '-0.5', -0.5, 'dog')
     """
     if isinstance(value, (int, float)) or value is None:
         return value
-    text = str(value).replace("\r", " ")  # csv writes it without quotes, and readers end the line at it
+    text = str(value).replace("\r", " ")  # csv writes it unquoted, and readers would end the line there
     try:
         float(text)
     except ValueError:
@@ -109,7 +109,7 @@ def one_line(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    r"""Return a text that Markdown shows as it is, in a paragraph and in a table.
+    r"""Return a text escaped for Markdown, in a paragraph and in a table.
 
     >>> print(escape_markdown("<b>|*_"))
     \<b\>\|\*\_
@@ -118,7 +118,7 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""Return a text that LaTeX shows as it is, with a minus before numbers below 0; letters that it has not are ?.
+    r"""Return a text escaped for LaTeX, with a minus sign before negative numbers; unknown characters become ?.
 
     >>> print(escape_latex("50 % of a_b: -0.5"))
     50 \% of a\_b: $-$0.5
@@ -131,11 +131,11 @@ def escape_latex(text: str) -> str:
 
 
 def render(file: str, title: str, parts: Sequence[Part]) -> str:
-    r"""Return a document by the template of a file's name.
+    r"""Return a document, rendered with the template for a file name.
 
-    In ``report.md`` pictures are links to the files beside it; ``report.html`` needs nothing else: no script, no
-    network, no other file. ``report.tex`` has the tables alone, to be read with ``\input``; it needs no package, and
-    with graphicx tables that are wider than the page are made smaller.
+    In ``report.md`` pictures are links to the files beside it; ``report.html`` is self-contained: no script, no
+    network, no other file. ``report.tex`` has the tables alone, to include with ``\input``; it needs no package, and
+    with graphicx wide tables are scaled to the page.
     """
     escape_text, options = _FORMATS[file]
     environment = Environment(
@@ -152,11 +152,11 @@ def render(file: str, title: str, parts: Sequence[Part]) -> str:
 
 
 def _breakable(text: str) -> Markup:
-    """Return a text as HTML in which names and paths may be broken where one would."""
+    """Return a text as HTML in which names and paths may break at natural points."""
     return Markup(re.sub(r"([./_])(?=[a-z])", r"\1<wbr>", str(escape(one_line(text)))))
 
 
-# LaTeX is full of braces, with which the marks of a template would begin
+# other delimiters for LaTeX, which is full of braces
 _MARKS = [f"{kind}_{end}_string" for kind in ("block", "variable", "comment") for end in ("start", "end")]
 _FORMATS: dict[str, tuple[Callable[[str], str], dict[str, Any]]] = {
     "report.md": (escape_markdown, {}),
@@ -166,7 +166,7 @@ _FORMATS: dict[str, tuple[Callable[[str], str], dict[str, Any]]] = {
 
 
 def is_report(file: Path) -> bool:
-    """Return whether a file is a page that was written here."""
+    """Return whether a file is a page written by this package."""
     try:
         return f'content="{GENERATOR}"'.encode() in file.read_bytes()[:2000]
     except OSError:

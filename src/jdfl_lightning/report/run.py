@@ -17,7 +17,7 @@ from jdfl_lightning.storage.names import DOMAIN_PREFIX, Which
 
 
 def right(*names: str) -> list[Column]:
-    """Return columns of numbers for a terminal's table."""
+    """Return numeric columns for a table in a terminal."""
     return [Column(escape(name), justify="right") for name in names]
 
 
@@ -37,12 +37,12 @@ def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mappi
 
 
 def run_table(run: Run) -> Table:
-    """Return the table that ends a run: the rounds whose weights are saved."""
+    """Return the table shown at the end of a run: the rounds whose weights are saved."""
     return accuracy_table("class-only accuracy (%)", run.ends)
 
 
 class Drawing(Figure):
-    """A figure that a notebook shows, with pyplot or without."""
+    """A figure that a notebook shows even without pyplot."""
 
     def _repr_png_(self) -> bytes:
         out = io.BytesIO()
@@ -56,7 +56,7 @@ def new_figure(width: float, height: float) -> Drawing:
 
 
 def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
-    """Give axes labels, a title and a light look."""
+    """Set labels, a title and a light style of axes."""
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(title, loc="left", fontsize=10)
     axes.grid(alpha=0.3)

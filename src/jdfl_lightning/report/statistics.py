@@ -1,4 +1,4 @@
-"""Means over seeds, and differences that are judged by their spread over seeds."""
+"""Means over seeds, and differences with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 ROUNDING = 1e-9
-"""Of an accuracy: far below a test image, far above the rounding of a mean or a difference."""
+"""Tolerance of an accuracy: far below one test image, far above rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Spread:
 
     mean: float
     std: float | None
-    """Sample standard deviation; none for one seed, or if a value is not finite."""
+    """Sample standard deviation; None for one seed, or if a value is not finite."""
     count: int
 
 
@@ -41,13 +41,13 @@ class Difference:
 
     mean: float
     low: float | None
-    """Ends of the 95 % interval; none for one seed, or if all seeds have the same difference."""
+    """Ends of the 95 % interval; None for one seed, or if all seeds have the same difference."""
     high: float | None
     seeds: tuple[int, ...]
 
     @property
     def verdict(self) -> str:
-        """What the seeds support, in words: only an interval above 0 is called a gain."""
+        """The conclusion in words: only an interval above 0 is called a gain."""
         if self.low is None or self.high is None:
             return "one seed: not judged" if len(self.seeds) == 1 else "no spread: not judged"
         if self.low > 0:
@@ -56,11 +56,11 @@ class Difference:
 
 
 def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) -> Difference | None:
-    """Return the mean difference over the seeds that both have, with its Student-t interval; nothing if none is shared.
+    """Return the mean difference over the seeds that both have, with its Student-t interval; None if none is shared.
 
     With d the n differences and s their sample standard deviation, the interval is mean(d) -+ t s / sqrt(n), where t is
-    the 97.5 % quantile of Student's distribution with n - 1 degrees of freedom. Accuracy is a count: that a few seeds
-    differ by the same is chance, and an interval without width would make a gain of it, so there is none.
+    the 97.5 % quantile of Student's distribution with n - 1 degrees of freedom. If all seeds differ by
+    the same, there is no interval: as accuracies are counts, this is chance, and a zero width would make it a gain.
 
     >>> paired_difference({0: 0.25, 1: 0.75}, {1: 0.5})
     Difference(mean=0.25, low=None, high=None, seeds=(1,))

@@ -12,7 +12,7 @@ from jdfl_lightning.report.markup import NONE, Column, Table, csv_cell
 
 
 def percent(value: float, sign: bool = False) -> str:
-    """Return a share as per cent with two digits.
+    """Return a fraction as per cent with two digits.
 
     >>> percent(0.6787), percent(-0.00251, sign=True)
     ('67.87', '-0.25')
@@ -28,7 +28,7 @@ def _accuracy(line: Line) -> str:
 
 
 def _difference(row: Line) -> str:
-    """Return the difference to the baseline with its interval, and over which seeds, if not over all."""
+    """Return the difference to the baseline with its interval, and with the seeds if not all are shared."""
     if row.difference is None:
         return NONE
     low, high = row.difference_low, row.difference_high
@@ -38,13 +38,13 @@ def _difference(row: Line) -> str:
 
 
 def _num_domains(row: Line) -> str:
-    """Return M: as given, or all that clustering found."""
+    """Return M: as given, or all values that clustering found."""
     found = NONE if row.supervision == "base" else row.num_domains.replace(" ", ", ")
     return found if row.given_domains is None else f"{found} given"
 
 
 def _paper(line: Line) -> str:
-    """Return what the paper has, with a mark if it may be a misprint, and its gain."""
+    """Return the paper's value, with a mark if it may be a misprint, and its gain."""
     doubt = "?" if line.paper_doubtful == "yes" else ""
     return "" if line.paper is None else f"{percent(line.paper)}{doubt}{_in_brackets(line.paper_gain)}"
 
@@ -62,7 +62,7 @@ def _best(rows: Sequence[Line]) -> set[int]:
 
 
 def _who(rows: Sequence[Line]) -> list[Column]:
-    """Return the columns that say what a row is."""
+    """Return the columns that identify a row."""
     return [
         Column("algorithm", [row.algorithm for row in rows], "pin"),
         Column("supervision", [row.supervision for row in rows], "pin"),
@@ -125,7 +125,7 @@ def domain_table(section: Section) -> Table:
 
 
 def cost_table(section: Section, what: str) -> Table:
-    """Return the rounds and megabytes that it took to reach an accuracy."""
+    """Return the rounds and megabytes needed to reach an accuracy."""
     rounds, up, down = (section.lines("main", quantity) for quantity in ("rounds", "bytes_up", "bytes_down"))
     columns = [
         *_who(rounds),
@@ -140,7 +140,7 @@ def cost_table(section: Section, what: str) -> Table:
 
 
 def left_out_table(left_out: Sequence[LeftOut]) -> Table:
-    """Return the runs that do not count, with reasons."""
+    """Return the runs that are left out, with reasons."""
     folders, reasons = [str(entry.folder) for entry in left_out], [entry.reason for entry in left_out]
     return Table("Runs that are in no table.", [Column("run folder", folders, "text"), Column("why", reasons, "text")])
 

@@ -39,23 +39,23 @@ _INTRODUCTION = (
 
 @dataclass(frozen=True)
 class Report:
-    """What was written."""
+    """A written report."""
 
     folder: Path
     num_runs: int
     left_out: list[LeftOut]
     results: pd.DataFrame
-    """What ``report.csv`` holds."""
+    """The content of ``report.csv``."""
     pictures: list[Path]
 
 
 def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = ()) -> Report:
-    """Compare runs and write the report; nothing is written before all input has been looked at.
+    """Compare runs and write the report; nothing is written before all input has been checked.
 
     Args:
         runs: run folders, or folders that contain some at any depth.
-        output: where the report goes: a new or empty folder, or one with an earlier report, which is replaced.
-        targets: accuracies, as shares, to say the rounds and bytes for; by default that of each algorithm's baseline.
+        output: folder of the report: a new or empty folder, or one with an earlier report, which is replaced.
+        targets: accuracies from 0 to 1 to report rounds and bytes for; by default that of each algorithm's baseline.
     """
     for target in targets:
         require(0 < target <= 1, "--target", "above 0 and at most 1", target)
@@ -83,7 +83,7 @@ def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = 
     names = (*_TABLES, PAGE)
     contents = [tables.as_csv(results) if name == "report.csv" else render(name, TITLE, parts) for name in names]
     for name, content in zip(names, contents, strict=True):
-        write_whole(output / name, content.encode(errors="replace"))  # a folder's name may be no text
+        write_whole(output / name, content.encode(errors="replace"))  # a folder name may not be valid text
     return Report(output, count, left_out, results, sorted(output.glob(_PICTURES)))
 
 
@@ -98,7 +98,7 @@ def _check_output(output: Path) -> None:
 
 
 def _was_cut_off(names: set[str]) -> bool:
-    """Return whether files are the beginning of a report: pictures come first, the page comes last."""
+    """Return whether files are an unfinished report: figures are written first, the page last."""
     tables = names & set(_TABLES)
     pictures = {name for name in names if fnmatch(name, _PICTURES)}
     aside = {name for name in names if name == "wandb" or fnmatch(name, ".*.tmp")}
@@ -112,7 +112,7 @@ def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
 
 
 def _part(section: Section, what: str, pictures: Path) -> Part:
-    """Return an experiment's tables and pictures; the pictures are drawn, to files whose names begin as given."""
+    """Return an experiment's tables and pictures; draw the figures to files that start with `pictures`."""
 
     def draw(figure: Figure, name: str, caption: str, seen: str, rows: Sequence[Line]) -> Picture:
         file = pictures.with_name(f"{pictures.name}-{name}.png")

@@ -1,1 +1,1 @@
-"""The server's side of a run: Algorithm 1 of the paper, its rounds, which answers count, and how a run is resumed."""
+"""The server side of a run: the paper's Algorithm 1, its rounds, screening of client answers, and resuming."""

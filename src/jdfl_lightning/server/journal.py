@@ -1,4 +1,4 @@
-"""RunJournal: what is kept of a run while it goes on: checkpoints, metrics, best and last weights, log, display."""
+"""RunJournal: saves a run's checkpoints, metrics, best and last weights; logs and displays its rounds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from jdfl_lightning.ui.loggers import logger_run
 
 
 class RunJournal(Journal):
-    """Writes a run folder, feeds a logger and moves the display.
+    """Writes the run folder, logs metrics and updates the display.
 
     Args:
         experiment: the run's settings.
         folder: the run folder.
         data: fingerprint of the images.
-        logger: gets every round's metrics.
+        logger: logs every round's metrics.
         display: shows them.
         best: accuracy of the best round so far.
-        check: is called where a run can be interrupted.
+        check: called wherever a run can be interrupted.
     """
 
     def __init__(
@@ -47,43 +47,43 @@ class RunJournal(Journal):
         self.logger, self.display, self.best, self.check = logger, display, best, check
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float], str] | None = None
-        """The last whole round, and the digest of the rows before its own."""
+        """The last aggregated round without a checkpoint: state, metrics, and the digest of the rows before its own."""
         self._settings = fixed_settings(as_dict(experiment))
         self._rows = ""
         """Digest of the rows written so far."""
         self._discovery: str | None = None
         self._tracebacks: set[str] = set()
-        """The last lines of those that have been shown."""
+        """The last lines of the tracebacks shown so far."""
 
     def resume(self, state: ServerState) -> None:
-        """Take over what an earlier run has left, and remove what it no longer needs."""
+        """Continue the folder of a resumed run; remove files that it no longer needs."""
         self._checkpoints.clean(state.round, state.clients)
         self._rows = digest_metrics(self.folder, state.round)
 
     def discovered(self) -> None:
-        """Phase 1 is over, and what it found is in the folder."""
+        """Called when the discovery is in the folder."""
         self._discovery = digest_discovery(self.folder)
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Move the display; stop here if that was asked for."""
+        """Update the display; stop here if the user asked for it."""
         self.display.step(what, done, total)
         self.check()
 
     def unassigned(self, client: int, reason: str) -> None:
-        """Say who has no pseudo-domain yet, and why."""
+        """Display which client has no pseudo-domain yet, and why."""
         self.display.say(f"client {client} has no pseudo-domain yet: {self._brief(reason)}")
 
     def noted(self, round: int, client: int, note: str) -> None:
-        """Say what there is to know of a client's answer."""
+        """Display a note about a client's answer."""
         self.display.say(f"round {round}: client {client}: {note}")
 
     def refused(self, round: int, client: int, reason: str) -> None:
-        """Say who does not enter the round, and why."""
+        """Display which client is left out of the round, and why."""
         self.display.say(f"round {round}: client {client} does not count: {self._brief(reason)}")
         self._checkpoints.forget([(client, round)])
 
     def _brief(self, reason: str) -> str:
-        """Return a reason whole, or its last line if a traceback that ends with it has been shown before."""
+        """Return the whole reason, or only its last line if a traceback that ends with this line was shown before."""
         line = last_line(reason)
         if line in self._tracebacks:
             return line
@@ -92,18 +92,18 @@ class RunJournal(Journal):
         return reason
 
     def broken(self, trace: str) -> None:
-        """Show where: the error that ends the run is one line."""
+        """Display the traceback, as the error that ends the run is one line."""
         self.display.say(trace)
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
-        """Write a checkpoint, if it is the round's turn."""
+        """Write a checkpoint if one is due after this round."""
         self._unsaved = state, metrics, self._rows
         self._checkpoints.advance(state.round, state.clients)
         if state.round % self.experiment.checkpoint.every == 0 or state.round == self.experiment.rounds:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of the last whole round, unless it has one."""
+        """Write a checkpoint of the last aggregated round, unless it has one."""
         if self._unsaved is not None:
             state, metrics, rows = self._unsaved
             joined = {} if state.domains is None else state.domains.joined
@@ -123,7 +123,7 @@ class RunJournal(Journal):
             self._unsaved = None
 
     def evaluated(self, report: RoundReport) -> None:
-        """Write, log and show a round's metrics; keep its weights as the last ones and, if so, as the best."""
+        """Write, log and display a round's metrics; save its weights as last and, if they improve, as best."""
         improved = self.experiment.algorithm.keeps_best and report.scores.overall > self.best
         if improved:
             self.best = report.scores.overall
@@ -137,7 +137,7 @@ class RunJournal(Journal):
         header = ModelHeader(self.experiment.backbone, data.size, names, score, number, scores)
         model = SavedModel(state.weights, state.buffers, header)
         if improved:
-            self.save()  # else a run that goes on from an earlier checkpoint would find a best that it never had
+            self.save()  # else a run resumed from an earlier checkpoint would find the best weights of a later round
             model.save(self.folder, "best")
         model.save(self.folder, "last")
         append_metrics(self.folder, row)

@@ -1,4 +1,4 @@
-"""Phase 1: ask clients for their updates, find pseudo-domains in them, and let those who come later join."""
+"""Phase 1: collect clients' updates, cluster them into pseudo-domains, and assign newcomers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from jdfl_lightning.server.screening import Form, why_not
 Theta = tuple[Tensors, Tensors]
 """Weights and buffers."""
 Step = Callable[[str, int, int], None]
-"""Is told (what, done, total) of progress."""
+"""Called with (what, done, total) to show progress."""
 LeaveOut = Callable[[int, str], None]
-"""Is told (client, reason) of a client that has no pseudo-domain yet."""
+"""Called with (client, reason) for a client that has no pseudo-domain yet."""
 
 
 def discovery_clients(experiment: Experiment) -> list[int]:
@@ -46,8 +46,8 @@ def collect_updates(
         experiment: the run's settings.
         runner: an open backend.
         workspace: has the shared initialisation, theta_0.
-        step: moves the display.
-        leave_out: is told of a client whose update cannot be used; it gets a pseudo-domain later.
+        step: called after each client.
+        leave_out: called for a client whose update cannot be used; it gets a pseudo-domain later.
     """
     asked, theta_0 = discovery_clients(experiment), workspace.initial(1)
     length = experiment.clustering.sketch_dim or workspace.update_length()
@@ -84,7 +84,7 @@ def _probe(experiment: Experiment, client: int, theta_0: Theta, attempt: int = 0
 
 
 def update_of(result: FitResult | FitFailure, length: int) -> Tensor | str:
-    """Return a client's update vector with as many entries, or why it has none that can be used."""
+    """Return a client's update vector, or why it cannot be used; ``length`` is the number of entries expected."""
     if isinstance(result, FitFailure):
         return result.reason
     form = Form({}, {}, {"update": {"u": torch.empty(length, device="meta")}})
@@ -107,19 +107,20 @@ def assign_newcomers(
     step: Step,
     leave_out: LeaveOut,
 ) -> tuple[PseudoDomains, int, int]:
-    """Give pseudo-domains to those of a round's clients that have none; one that gives no update stays without.
+    """Assign pseudo-domains to the newcomers among a round's clients; clients that fail stay unassigned.
 
-    A client that was never asked sends what it would have sent in Phase 1; one that was, and was left out, draws anew.
+    A client asked for the first time sends the update it would have sent in Phase 1. A client that failed before
+    trains with new random numbers.
 
     Args:
         experiment: the run's settings.
         runner: an open backend.
         theta_0: where Phase 1 starts.
         domains: the pseudo-domains so far.
-        clients: the round's.
-        draw: a number that no other attempt of any round has, from 1.
-        step: moves the display.
-        leave_out: is told of a client that stays without.
+        clients: the round's clients.
+        draw: number of this attempt, from 1, unique over all rounds.
+        step: called after each newcomer.
+        leave_out: called for a client that stays unassigned.
 
     Returns:
         The pseudo-domains, and the bytes sent to the clients and by them.

@@ -1,4 +1,4 @@
-"""What can be wrong with a run is found before its folder is made."""
+"""Check a run's settings and data before its folder is made."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jdfl_lightning.ui.display import Display
 
 
 def prepare(experiment: Experiment, display: Display) -> Workspace:
-    """Load the images and find out what can be wrong before a run folder is made: trainer, backbone, data, layers."""
+    """Load the images and check trainer, backbone, data and layers, before a run folder is made."""
     data = experiment.data
     data.progress = display.step
     check_trainer(experiment.trainer)
     backbone = initial_backbone(experiment)
-    num_features(backbone, data.size)  # which runs it: it is of no use if it does not fit the images
+    num_features(backbone, data.size)  # runs the backbone, which raises if it does not fit the images
     if data.roster is None:
         data.deal(experiment.seed_everything)
         for domain, classes in data.untested().items():
@@ -37,6 +37,6 @@ def prepare(experiment: Experiment, display: Display) -> Workspace:
 
 
 def require_discovery(experiment: Experiment) -> None:
-    """Refuse Phase 1 with an algorithm for which nobody may look at a client's update."""
+    """Refuse Phase 1 with an algorithm under which the server may not see a client's update."""
     allowed, name = experiment.algorithm.allows_discovery, type(experiment.algorithm).__name__
     require(allowed, "--algorithm", "another one, as discovery looks at every client's update,", name)

@@ -1,4 +1,4 @@
-"""Continuing a run: which one, whether it is still the same, and what it had reached."""
+"""Resuming a run: find it, check that its settings are the same, and read its checkpoint."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from jdfl_lightning.storage.trust import CONFIG, saved_settings
 from jdfl_lightning.storage.weights import ModelHeader, load_model
 
 _LOOKED_INTO: dict[str, type] = {"rounds": int, "checkpoint": dict, "checkpoint.every": int, "clustering": dict}
-"""Settings of a run folder that are more than compared, and their types; a group comes before what is in it."""
+"""Settings of a run folder whose values are used, not only compared, with their types; groups before their members."""
 
 
 def run_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a run folder, to be looked at; raise a `StorageError` if they cannot be those of a run."""
+    """Read the settings of a run folder; raise a `StorageError` if they cannot be those of a run."""
     settings = saved_settings(folder)
     for name, kind in _LOOKED_INTO.items():
         value: Any = settings
@@ -42,7 +42,7 @@ def run_settings(folder: Path) -> dict[str, Any]:
 
 
 def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a resumed run must share, by their dotted names: those that alter a round's numbers."""
+    """Return the settings that a resumed run must share, by dotted name: those that change a round's numbers."""
     flat = dict(flat_settings(settings))
     return {key: value for key, value in flat.items() if key not in chosen(flat, free_settings())}
 
@@ -58,7 +58,7 @@ def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, 
 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
-    """Raise an `InputError` that names what would alter the rounds that are over."""
+    """Raise an `InputError` that names a setting that would have changed the finished rounds."""
     saved, now = run_settings(folder), as_dict(experiment)
     why = "the rounds that are over would have been others. Leave it out, or start a new run."
     require_equal(fixed_settings(saved), fixed_settings(now), folder, why)
@@ -76,16 +76,16 @@ def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_updates(experiment: Experiment, folder: Path) -> None:
-    """Raise an `InputError` that names what would have made clients send other updates than a discovery's."""
+    """Raise an `InputError` that names a setting that would have changed the updates of a discovery."""
     why = "clients would have sent other updates in Phase 1, so that this discovery cannot be taken up."
     require_equal(_phase_1(run_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
 
 
 def reuse_discovery(experiment: Experiment, data: str) -> Updates | None:
-    """Return the updates of the discovery that the settings name; nothing if they name none, or need none.
+    """Return the updates of the discovery named in the settings; None if there is none or none is needed.
 
     Args:
-        experiment: its seed, data, network and Phase 1 have to be those of the discovery.
+        experiment: its seed, data, network and Phase 1 settings must be those of the discovery.
         data: fingerprint of the images.
     """
     if experiment.discovery is None or experiment.supervision == "base":
@@ -102,18 +102,18 @@ def reuse_discovery(experiment: Experiment, data: str) -> Updates | None:
 
 
 def _check_kind(folder: Path, diagnosis: bool) -> None:
-    """Refuse to train where a sweep is kept, and the other way round."""
+    """Refuse to train in the folder of a sweep, and to sweep in the folder of a run."""
     if (folder / DIAGNOSIS).is_file() != diagnosis:
         kinds = ("a run", "a diagnosis")
         raise InputError(f"Expected the folder of {kinds[diagnosis]} but {folder} is that of {kinds[not diagnosis]}.")
 
 
 def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
-    """Return the folder of the run to continue, which has the same settings; nothing if a new one is to begin.
+    """Return the folder of the run to resume, after checking its settings; None for a new run.
 
     Args:
         experiment: its `resume` says which.
-        diagnosis: whether it is to be one of `diagnose`, not of `fit`.
+        diagnosis: whether it must be a run of `diagnose`, not of `fit`.
     """
     if experiment.resume is None:
         return None
@@ -146,16 +146,16 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
 
 @dataclass(frozen=True)
 class Reached:
-    """Where a run was when it ended."""
+    """The state of a run at the checkpoint it is resumed from."""
 
     state: ServerState
     metrics: dict[str, float]
-    """The last round's, without its scores."""
+    """Metrics of the last round, without its scores."""
     header: CheckpointHeader
     centroids: Tensor | None
-    """Those of the pseudo-domains, if they have moved since Phase 1."""
+    """Centroids of the pseudo-domains, if they have moved since Phase 1."""
     evaluated: bool | None
-    """Whether the last round was evaluated; none if it has no row yet."""
+    """Whether the last round was evaluated; None if it has no row yet."""
 
 
 def as_record(state: ServerState) -> Record:
@@ -166,7 +166,7 @@ def as_record(state: ServerState) -> Record:
 
 
 def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | None:
-    """Read the checkpoint to go on from; nothing if the run has none, as it ended before its first round.
+    """Read the checkpoint to resume from; None if the run ended before it wrote one.
 
     Args:
         experiment: its `resume` may name a checkpoint other than the newest.
@@ -200,14 +200,14 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
 
 
 def bit_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide about bits."""
+    """Return the versions of the packages on which the exact bits of a result depend."""
     return {name: version(name) for name in ("jdfl-lightning", "torch", "lightning")}
 
 
 def _check_beside(experiment: Experiment, folder: Path, file: Path, header: CheckpointHeader) -> None:
-    """Raise an error if what stands beside a checkpoint is no longer what it was when that was written.
+    """Raise an error if the files beside a checkpoint have changed since it was written.
 
-    These are the settings, the rows of ``metrics.csv`` and what Phase 1 found; other versions of packages are a note.
+    These are the settings, the rows of ``metrics.csv`` and the discovery. Other package versions only give a note.
     """
     why = "the rounds that are over were run with that. Restore config.yaml, or start a new run."
     require_equal(header.settings, fixed_settings(as_dict(experiment)), file, why)
@@ -236,7 +236,7 @@ def _check_beside(experiment: Experiment, folder: Path, file: Path, header: Chec
 
 
 def _last_model(folder: Path) -> ModelHeader | None:
-    """Return what is known of the last weights; none if they are missing or damaged."""
+    """Return the header of the last weights; None if they are missing or damaged."""
     try:
         return load_model(folder, "last").header
     except InputError:
@@ -244,13 +244,14 @@ def _last_model(folder: Path) -> ModelHeader | None:
 
 
 def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:
-    """Forget the rounds after one; return the best accuracy of those that stay, and say so if its weights are lost.
+    """Remove the rounds after a given one; return the best accuracy that remains, with a note if its weights are lost.
 
-    The round's own row is kept only if the last weights, which are saved just before it is written, vouch for it.
+    The given round's own row is kept only if the last weights, saved just before it, are of that round and have the
+    same scores.
 
     Args:
         folder: the run folder.
-        round: the last round that counts.
+        round: the last round to keep.
         keeps_best: whether the run keeps the weights of its best round.
     """
     last = _last_model(folder)
@@ -273,7 +274,7 @@ def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:
 
 
 def _offer(checkpoints: Checkpoints, damaged: Path, states_here: bool) -> str:
-    """Name the newest checkpoint that is whole, if there is one."""
+    """Name the newest undamaged checkpoint, if there is one."""
     for round in checkpoints.rounds():
         file = checkpoints.file(round)
         if file != damaged:

@@ -1,4 +1,4 @@
-"""Phase 3: sample clients, fit them, aggregate, evaluate; a journal is told of every round."""
+"""Phase 3: sample clients, fit them, aggregate, evaluate; every round is reported to a journal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jdfl_lightning.server.phase1 import Theta, assign_newcomers, target_table
 from jdfl_lightning.server.screening import Form, Refuse, screened, without_outliers
 
 _ATTEMPTS = 3
-"""Times that a round is tried before the run ends."""
+"""Number of attempts at a round before the run ends."""
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that the server knows after a round."""
+    """The server's state after a round."""
 
     round: int
     weights: Tensors
@@ -34,12 +34,12 @@ class ServerState:
     clients: dict[int, int] = field(default_factory=dict)
     """The round of the newest state of each client that keeps one."""
     domains: PseudoDomains | None = None
-    """The pseudo-domains, with those who joined so far; none for the baseline."""
+    """The pseudo-domains, with the newcomers so far; None for the baseline."""
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a round did; its scores are NaN if it was not evaluated."""
+    """The outcome of a round; its scores are NaN if it was not evaluated."""
 
     state: ServerState
     scores: Scores
@@ -47,62 +47,62 @@ class RoundReport:
 
 
 class Journal:
-    """Who is told of a run's rounds; this one takes no notice."""
+    """Callbacks for the events of a run; here they do nothing."""
 
     def step(self, what: str, done: int, total: int) -> None:
-        """A client has answered."""
+        """Called when a client has answered."""
 
     def unassigned(self, client: int, reason: str) -> None:
-        """A client has no pseudo-domain yet."""
+        """Called for a client that has no pseudo-domain yet."""
 
     def noted(self, round: int, client: int, note: str) -> None:
-        """There is something to know of a client's answer, which enters the round."""
+        """Called with a note about a client's answer, which still enters the round."""
 
     def refused(self, round: int, client: int, reason: str) -> None:
-        """A client's answer does not enter a round, or there is none."""
+        """Called for a client whose answer is missing or does not enter the round."""
 
     def broken(self, trace: str) -> None:
-        """An algorithm raised while it aggregated a round, which ends the run."""
+        """Called with the traceback if the algorithm raises during aggregation, which ends the run."""
 
     def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
-        """A round is whole, and not yet evaluated."""
+        """Called after a round is aggregated, before it is evaluated."""
 
     def evaluated(self, report: RoundReport) -> None:
-        """A round has been evaluated, or never will be; rounds come in order."""
+        """Called for every round, in order, with its scores if it was evaluated."""
 
 
 class _Tally:
-    """Passes results on one by one, and adds up what the round reports of them."""
+    """Passes results on one by one and sums up the round's metrics."""
 
     def __init__(self, round: int, total: int, journal: Journal) -> None:
         self.round, self.name, self.total, self.journal = round, f"round {round}", total, journal
         self.answered = self.clients = self.bytes = 0
         self.metrics: dict[str, tuple[float, int]] = {}
-        """Of each: the sum over the examples of the clients that told it, and their number."""
+        """For each metric: the sum weighted by examples over the clients that sent it, and their number of examples."""
         self.buffers = RunningSum()
         self.keeps: dict[int, bool] = {}
         self.refused: dict[int, str] = {}
         self.failure: Exception | None = None
-        """What was raised where answers come from; whoever uses them is not to blame."""
+        """Error raised by the source of the answers, not by the algorithm that uses them."""
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Move the display for something else than the round's own fits."""
+        """Show progress of something other than the round's own fits."""
         self.journal.step(f"{self.name}: {what}", done, total)
 
     def refuse(self, client: int, reason: str) -> None:
-        """Note an answer that does not enter the round."""
+        """Record an answer that does not enter the round."""
         self.refused[client] = reason
         self.journal.refused(self.round, client, reason)
 
     def count(self, results: Iterator[FitResult | FitFailure]) -> Iterator[FitResult | FitFailure]:
-        """Move the display as clients answer."""
+        """Update the display as clients answer."""
         for result in results:
             self.answered += 1
             self.journal.step(self.name, self.answered, self.total)
             yield result
 
     def watch(self, results: Iterator[FitResult]) -> Iterator[FitResult]:
-        """Take down what enters the round."""
+        """Record the results that enter the round."""
         try:
             for result in results:
                 self.clients += 1
@@ -128,14 +128,14 @@ def run_rounds(
     theta_0: Theta = ({}, {}),
     frozen: Collection[str] = (),
 ) -> ServerState:
-    """Run the rounds that are left after a state; return the last one's.
+    """Run the remaining rounds from a state; return the state after the last.
 
     Args:
         experiment: the run's settings.
         runner: an open backend.
-        state: where to go on.
-        journal: is told of every round.
-        theta_0: where Phase 1 starts, for clients that were not there.
+        state: the state to start from.
+        journal: called for every round.
+        theta_0: the shared initialisation, from which newcomers compute their Phase 1 update.
         frozen: names of the parameters that are not trained, which no client may change.
     """
     for number in range(state.round + 1, experiment.rounds + 1):
@@ -155,7 +155,7 @@ def _run_round(
     frozen: Collection[str],
     journal: Journal,
 ) -> tuple[ServerState, dict[str, float]]:
-    """Sample, fit, screen, aggregate; a round that too few clients answer is void and repeated, with others drawn."""
+    """Sample, fit, screen, aggregate; a round with too few answers is repeated with newly sampled clients."""
     algorithm, start = experiment.algorithm, time.perf_counter()
     num_clients, asked = len(experiment.data.client_sizes), experiment.clients_per_round
     domains, probes_down, probes_up = state.domains, 0, 0
@@ -163,7 +163,7 @@ def _run_round(
         context = RoundContext(number, num_clients, asked, experiment.seed_everything, attempt)
         clients = algorithm.sample(state.record, context)
         tally = _Tally(number, len(clients), journal)
-        if domains is not None and experiment.supervision != "random":  # which looks at no client's pseudo-domain
+        if domains is not None and experiment.supervision != "random":  # random targets need no client's pseudo-domain
             draw = 1 + number * _ATTEMPTS + attempt
             domains, down, up = assign_newcomers(
                 experiment, runner, theta_0, domains, clients, draw, tally.step, journal.unassigned
@@ -181,7 +181,7 @@ def _run_round(
             f"Expected at least {experiment.min_clients} of {len(tasks)} clients to answer in round {number} but "
             f"{_ATTEMPTS} attempts were void. Client {client}: {last_line(reason)}"
         ) from RuntimeError(reason)
-    runner.finish()  # at most one round waits for its scores
+    runner.finish()  # at most one round is still being evaluated
     weights, record = aggregated
     metrics = {
         "train/loss": float("nan"),
@@ -207,7 +207,7 @@ def _tasks(
     clients: Sequence[int],
     context: RoundContext,
 ) -> list[FitTask]:
-    """Return what is sent to a round's clients."""
+    """Return the tasks to send to a round's clients."""
     algorithm, sizes = experiment.algorithm, experiment.data.client_sizes
     by_size = algorithm.weighting == "samples" and algorithm.tells_weights
     broadcast = algorithm.broadcast(state.record)
@@ -238,7 +238,7 @@ def _screen(
     frozen: Collection[str],
     refuse: Refuse,
 ) -> Iterator[FitResult]:
-    """Give the answers that can be used."""
+    """Yield the answers that can be used."""
     algorithm, num_classes = experiment.algorithm, len(experiment.data.class_names)
     form = Form.of(algorithm, task, num_classes, experiment.trainer.dtype, frozen)
     results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
@@ -250,7 +250,7 @@ def _screen(
 def _aggregate(
     algorithm: Algorithm, state: ServerState, results: Iterator[FitResult], context: RoundContext, tally: _Tally
 ) -> tuple[Tensors, Record] | None:
-    """Return the server's new weights and record; nothing if there is no answer and the algorithm needs one."""
+    """Return the server's new weights and record; None if there is no answer and the algorithm needs one."""
     try:
         first = next(results, None)
         if first is None and not algorithm.may_be_empty:
@@ -258,7 +258,7 @@ def _aggregate(
             return None
         answered = results if first is None else chain([first], results)
         return algorithm.aggregate(state.weights, state.record, answered, context)
-    except Exception as error:  # all answers are of the declared form: it is the algorithm's own
+    except Exception as error:  # all answers have the declared form: the fault is in the algorithm
         if isinstance(error, InputError) or error is tally.failure:
             raise
         tally.journal.broken("".join(traceback.format_exception(error)).strip())
@@ -268,7 +268,7 @@ def _aggregate(
 
 
 def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:
-    """End a run whose clients, several and all that were asked, raise the same error: other clients would as well."""
+    """End the run if several clients were asked and all raise the same error: other clients would raise it too."""
     reasons = {last_line(reason) for reason in refused.values() if "Traceback (most recent call last)" in reason}
     alike = len(reasons) == 1 and all(last_line(reason) in reasons for reason in refused.values())
     if alike and len(refused) > 1:
@@ -285,15 +285,16 @@ def evaluate_round(
     journal: Journal,
     again: bool | None = None,
 ) -> None:
-    """Have a round's model evaluated, and those beside it that the algorithm names, if it is the round's turn.
+    """Evaluate a round's model, and further models that the algorithm names, if an evaluation is due.
 
     Args:
         experiment: the run's settings.
         runner: an open backend.
-        state: after the round.
-        metrics: the round's.
-        journal: is told the scores.
-        again: whether it was evaluated before, which decides then, as `evaluate_every` may have changed; none if never.
+        state: the state after the round.
+        metrics: the round's metrics.
+        journal: called with the scores.
+        again: for a round of a resumed run, whether it was evaluated then: this decides, as `evaluate_every` may have
+            changed. None for a new round.
     """
     turn = state.round % experiment.evaluate_every == 0 if again is None else again
     if not turn and state.round != experiment.rounds:

@@ -1,4 +1,4 @@
-"""A whole run on one page, in the order of the paper's Algorithm 1; and its first phase alone."""
+"""A whole run, in the order of the paper's Algorithm 1; and Phase 1 alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
 
 
 def _find_domains(session: Session) -> PseudoDomains:
-    """Phase 1: what this run has found before, or what is to be found in updates, reused or asked for now."""
+    """Phase 1: return this run's own discovery, or cluster updates that are reused or collected now."""
     experiment, journal, updates = session.experiment, session.journal, session.updates
     folder, data, true_domains = journal.folder, journal.data, experiment.data.true_domains
     known = load_discovery(folder, data, experiment.data.num_clients)

@@ -1,4 +1,4 @@
-"""Which clients' answers enter a round: those that have the form declared, are finite and not absurdly large."""
+"""Screening of clients' answers: they must have the declared form, be finite and not be far too large."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors, norm, sub
 
 Refuse = Callable[[int, str], None]
-"""Is told (client, reason) of an answer that does not enter the round."""
+"""Called with (client, reason) for an answer that does not enter the round."""
 _MOST_COUNTED = 2**31
-"""A count grows by less than this in a fit, so that no answer can make it overflow."""
+"""A count must grow by less than this in a fit, so that no answer can make it overflow."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What answers have to look like: for each group its names, with tensors that have the shapes and types."""
+    """The form that answers must have: for each group its names, with tensors of the expected shapes and types."""
 
     weights: Tensors
     buffers: Tensors
     upload: Record
     frozen: Tensors = field(default_factory=dict)
-    """Parameters that are not trained: they come back as they were sent."""
+    """Parameters that are not trained: they must come back unchanged."""
     counts: Tensors = field(default_factory=dict)
-    """Buffers of integers as they were sent: they count batches, say, and only grow."""
+    """Integer buffers as they were sent: they are counts, for example of batches, and only grow."""
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class Form:
             algorithm: declares what is uploaded.
             task: has the weights, buffers and broadcast that were sent.
             num_classes: C.
-            dtype: type that a fit leaves floating-point weights and buffers in, if not in their own.
+            dtype: type of floating-point weights and buffers after a fit, if it differs from their own.
             frozen: names of the parameters that are not trained.
         """
         weights, buffers = _trained(task.weights, dtype), _trained(task.buffers, dtype)
@@ -64,22 +64,22 @@ class Form:
 
 
 def _groups(weights: Tensors, buffers: Tensors, upload: Record) -> Record:
-    """Return everything that an answer holds, by the words that a user knows it by."""
+    """Return all tensors of an answer, grouped under the names used in messages."""
     return {"update": weights, "buffers": buffers} | {f"upload {group!r}": upload[group] for group in upload}
 
 
 def _trained(tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
-    """Return tensors without values, floating-point ones of another type if it is given."""
+    """Return tensors without values; floating-point ones get the given type."""
     return {name: tensor.to("meta", dtype if tensor.is_floating_point() else None) for name, tensor in tensors.items()}
 
 
 def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -> str | None:
-    """Return what is wrong with an answer that has to be of this form, or nothing.
+    """Return why an answer does not have the expected form, or None.
 
     Args:
-        result: the answer, whatever it holds.
+        result: the answer, which may hold anything.
         form: what is expected.
-        algorithm: is asked about an upload with which nothing is wrong otherwise.
+        algorithm: checks the upload after all other checks.
     """
     expected = _groups(form.weights, form.buffers, form.upload)
     answered = _groups(result.weights, result.buffers, result.upload)
@@ -104,7 +104,7 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         return "it counts for nothing: its number of examples or its weight is not positive"
     try:
         return None if algorithm is None else algorithm.reason_unusable(result.upload)
-    except Exception as error:  # whatever the numbers make of somebody's code
+    except Exception as error:  # a user's check may raise anything
         return f"{type(algorithm).__name__}.reason_unusable raised {plain(repr(error))}"
 
 
@@ -113,7 +113,7 @@ def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 
 def _look(tensor: Tensor) -> str:
-    """Return shape and type, and the layout if it is not that of an array."""
+    """Return shape and type, and the layout if it is not strided."""
     layout = "" if tensor.layout is torch.strided else f", {tensor.layout}"
     return f"{tuple(tensor.shape)} of {tensor.dtype}{layout}"
 
@@ -128,14 +128,14 @@ def _length(tensors: Tensors) -> float:
 def screened(
     results: Iterator[FitResult | FitFailure], form: Form, algorithm: Algorithm, refuse: Refuse, trusted: bool = True
 ) -> Iterator[FitResult]:
-    """Pass on the answers that can be used.
+    """Yield the answers that can be used.
 
     Args:
         results: the answers.
-        form: what they have to look like.
-        algorithm: whose uploads they hold.
-        refuse: is told of those that cannot be used.
-        trusted: whether clients run the server's own code: what they upload undeclared is then a mistake in that.
+        form: the form they must have.
+        algorithm: the algorithm that made their uploads.
+        refuse: called for answers that cannot be used.
+        trusted: whether clients run the server's own code; an undeclared upload is then an error of the algorithm.
     """
     for result in results:
         if isinstance(result, FitFailure):
@@ -158,10 +158,10 @@ def screened(
 def without_outliers(
     results: Iterator[FitResult], weights: Tensors, multiple: float, refuse: Refuse
 ) -> Iterator[FitResult]:
-    """Pass on the answers whose update, and every group of whose upload, is at most a multiple of the round's median.
+    """Yield the answers whose update and upload groups each have a norm of at most a multiple of the round's median.
 
-    The median is that of the lengths above 0: where most send zeros, those who do not are not all outliers. It is known
-    when all have answered; until then the answers wait in a file, not in memory.
+    The median is over norms above 0: if most clients send zeros, the others are not all outliers. It is known only
+    when all have answered; until then the answers are kept in a file, not in memory.
     """
     lengths: dict[str, list[float]] = {}
     with tempfile.TemporaryFile(prefix="jdfl-round-") as waiting:

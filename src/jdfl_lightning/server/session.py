@@ -1,4 +1,4 @@
-"""A run that is open: its folder, locked; its logger and journal; the backend; where it was, if it is resumed."""
+"""An open run: its locked folder, logger, journal and backend, and the checkpoint it is resumed from."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from jdfl_lightning.ui.loggers import log_picture, open_logger
 
 @dataclass(frozen=True)
 class Session:
-    """What a run works with while it is open."""
+    """Everything a run uses while it is open."""
 
     experiment: Experiment
     workspace: Workspace
@@ -42,9 +42,9 @@ class Session:
     runner: Runner
     journal: RunJournal
     updates: Updates | None = None
-    """What clients sent in a Phase 1 that is reused."""
+    """The clients' updates of a reused discovery."""
     reached: Reached | None = None
-    """Where the run was when it ended, if it is resumed."""
+    """The checkpoint, if the run is resumed."""
 
     @property
     def folder(self) -> Path:
@@ -52,7 +52,7 @@ class Session:
         return self.journal.folder
 
     def resumed(self, start: ServerState) -> ServerState:
-        """Return the state to go on from: where the run was, or the start. A round that was never evaluated is now."""
+        """Return the state to start from: the checkpoint's, whose round is evaluated if it was not, or the start."""
         if self.reached is None:
             return start
         state = _reached_state(self.reached, start, self.experiment.data.num_clients)
@@ -62,14 +62,14 @@ class Session:
         return state
 
     def finish(self, state: ServerState) -> None:
-        """Save what is known of pseudo-domains only in the end: who joined."""
+        """Save the newcomers' pseudo-domains, which are known only at the end."""
         if state.domains is not None and state.domains.joined:
             save_joined(self.folder, state.domains, self.experiment.data.true_domains)
 
 
 @contextmanager
 def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
-    """Open a run, a new one or one that is resumed; if it ends early, what is whole is saved.
+    """Open a new or a resumed run; if it ends early, the last aggregated round is saved.
 
     Args:
         experiment: the settings.
@@ -80,8 +80,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
     data = experiment.data.fingerprint()
     reached = None if earlier is None else read_reached(experiment, earlier, data)
     known = earlier is not None and (earlier / DISCOVERY).exists()
-    updates = None if known else reuse_discovery(experiment, data)  # else it may have gone since
-    own = earlier is not None and bool(own_settings(earlier))  # else its checkpoint could name anybody's W&B run
+    updates = None if known else reuse_discovery(experiment, data)  # a resumed run has its own copy
+    own = earlier is not None and bool(own_settings(earlier))  # else the checkpoint could name someone else's W&B run
     logged = reached.header.logger if reached is not None and own else None
     logger, status = None, "failed"
     with open_run(experiment, experiment.name, earlier) as folder:
@@ -116,11 +116,11 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
 
 @contextmanager
 def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterator[Path]:
-    """Make the folder of a run, or take that of an earlier one, and lock it; one in which nothing was done goes again.
+    """Make the folder of a run, or open that of a resumed one, and lock it; a new folder without results is removed.
 
     Args:
         experiment: the settings, which are saved in it.
-        name: of a new folder in ``runs``.
+        name: name of a new folder in ``runs``.
         earlier: the folder of the run that is resumed.
     """
     folder = make_run_folder(experiment.run_dir, name) if earlier is None else earlier
@@ -142,16 +142,16 @@ def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterato
 
 
 def _has_begun(folder: Path) -> bool:
-    """Return whether anything was finished that would have to be done again: Phase 1, a round, a case of a sweep."""
+    """Return whether the folder holds any result: Phase 1, a round, or a case of a sweep."""
     sweep = folder / DIAGNOSIS
-    cases = sweep.is_file() and sweep.read_text().count("\n") > 1  # it has a head from the beginning
+    cases = sweep.is_file() and sweep.read_text().count("\n") > 1  # its first line is the header
     return (
         cases or any((folder / name).exists() for name in (METRICS, DISCOVERY)) or bool(Checkpoints(folder, 1).rounds())
     )
 
 
 def _reached_state(reached: Reached, start: ServerState, num_clients: int) -> ServerState:
-    """Return the state that a resumed run had reached, in the form that this one would have."""
+    """Return the checkpoint's state, after checking that it fits this network, algorithm and discovery."""
     problem = (
         misfit(reached.state.weights, start.weights)
         or misfit(reached.state.buffers, start.buffers)

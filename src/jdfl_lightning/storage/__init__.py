@@ -1,1 +1,1 @@
-"""What a run leaves on disk, written and read: checkpoints, clients' states, metrics, discoveries, weights."""
+"""Writing and reading of run folders: checkpoints, clients' states, metrics, discoveries, weights."""

@@ -1,4 +1,4 @@
-"""Named tensors on disk, whole or not there at all: records, clients' states, and checkpoints of a run."""
+"""Named tensors on disk, written atomically: records, clients' states, and checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
 
 
 def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = None, private: bool = False) -> None:
-    """Write a record with a checksum, whole or not at all.
+    """Write a record with a checksum, atomically.
 
     Args:
-        file: where the record goes.
+        file: the file to write.
         record: groups of named tensors; stored as ``group/name``.
         about: plain values to store with it.
         private: whether only this user may read the file.
@@ -50,7 +50,7 @@ def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = No
     stored: set[int] = set()
     for group, named in record.items():
         for name, tensor in named.items():
-            shared = tensor.untyped_storage().data_ptr() in stored  # safetensors takes no storage twice
+            shared = tensor.untyped_storage().data_ptr() in stored  # safetensors rejects shared storage
             tensors[f"{group}/{name}"] = tensor.clone() if shared else tensor.contiguous()
             stored.add(tensor.untyped_storage().data_ptr())
     text = json.dumps(about or {})
@@ -63,7 +63,7 @@ def _open(file: Path) -> safe_open:
 
 
 def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
-    """Read a record and what is stored with it; a file that is missing, damaged or foreign is named in the error."""
+    """Read a record and the values stored with it; an error names a file that is missing, damaged or not a record."""
     tensors: Tensors = {}
     try:
         with _open(file) as stored:
@@ -102,21 +102,21 @@ _CHECKPOINT = re.compile(r"(\d+)\.safetensors")
 
 
 class ClientStates:
-    """What clients keep between their participations: a file for each client and round, read when it is needed.
+    """Clients' states between participations: a file for each client and round, read when it is needed.
 
-    A state is written as soon as the client has trained; it counts once the server has accepted the round and names it
-    in a checkpoint. Until then the one before stays where it is.
+    A state is written as soon as the client has trained. It becomes valid once the server has accepted the round and
+    lists it in a checkpoint; until then the previous state is kept.
 
     Args:
-        folder: where the files are; made when the first state is saved.
-        reset_damaged: whether a client whose state cannot be read starts afresh.
+        folder: folder of the files; made when the first state is saved.
+        reset_damaged: whether a client whose state cannot be read starts with a new state.
     """
 
     def __init__(self, folder: Path, reset_damaged: bool = False) -> None:
         self.folder, self.reset_damaged = folder, reset_damaged
 
     def recall(self, client: int, round: int) -> Record | None:
-        """Return the state that a client was left with in a round; none if it is damaged and may start afresh."""
+        """Return a client's state after a round; None if it is damaged and may be reset."""
         try:
             return self.load(client, round)
         except StorageError as error:
@@ -127,7 +127,7 @@ class ClientStates:
             ) from error
 
     def _offer(self, client: int, damaged: int) -> str:
-        """Name the newest checkpoint that has another state of a client, one that is whole, if there is one."""
+        """Name the newest checkpoint with another, undamaged state of the client, if there is one."""
         checkpoints = Checkpoints(self.folder.parent, keep=1)
         for round in checkpoints.rounds():
             try:
@@ -141,7 +141,7 @@ class ClientStates:
         return ""
 
     def missing(self, wanted: Mapping[int, int]) -> list[int]:
-        """Return the clients whose states of the given rounds are not there."""
+        """Return the clients whose states of the given rounds are missing."""
         present = set(os.listdir(self.folder)) if self.folder.is_dir() else set()  # noqa: PTH208 - there may be many
         return [client for client, round in wanted.items() if self._file(client, round).name not in present]
 
@@ -149,14 +149,14 @@ class ClientStates:
         return self.folder / f"{client}-{round}.safetensors"
 
     def load(self, client: int, round: int) -> Record:
-        """Return the state that a client was left with in a round."""
+        """Return a client's state after a round."""
         record, about = load_record(self._file(client, round))
         if about != {"client": client, "round": round}:
             raise StorageError(f"Expected the state of client {client} but {self._file(client, round)} is of {about}.")
         return record
 
     def save(self, client: int, round: int, state: Record) -> None:
-        """Keep a client's state."""
+        """Save a client's state."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -164,11 +164,11 @@ class ClientStates:
         save_record(self._file(client, round), state, {"client": client, "round": round}, private=True)
 
     def settle(self, client: int, since: int, oldest: int) -> None:
-        """Remove the states of a client that nobody will ask for.
+        """Remove the states of a client that are no longer needed.
 
         Args:
             client: its id.
-            since: the last round whose state was accepted; states of later rounds are of rounds that never were.
+            since: the last round whose state was accepted; states of later rounds were never accepted.
             oldest: the round before which only the newest state can still be needed.
         """
         names = [file.stem.partition("-")[2] for file in self.folder.glob(f"{client}-*.safetensors")]
@@ -182,7 +182,7 @@ class ClientStates:
         self._file(client, round).unlink(missing_ok=True)
 
     def kept(self) -> list[tuple[int, int]]:
-        """Return (client, round) of all states that there are, and remove what kills have left."""
+        """Return (client, round) of all saved states, and remove temporary files left by killed processes."""
         if not self.folder.is_dir():
             return []
         remove_asides(self.folder)
@@ -192,31 +192,31 @@ class ClientStates:
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """What a checkpoint holds beside the server's tensors."""
+    """The contents of a checkpoint besides the server's tensors."""
 
     round: Annotated[int, Ge(1)]
     metrics: dict[str, int | float]
-    """The round's, without its scores."""
+    """Metrics of the round, without its scores."""
     data: str
-    """Fingerprint of the images and of who holds them."""
+    """Fingerprint of the images and their partition."""
     logger: str | None
     """Class of the logger and id of its run."""
     settings: dict[str, Any]
-    """The settings that the rounds so far depend on, by their dotted names."""
+    """The settings that the rounds so far depend on, by dotted name."""
     rows: str
     """Digest of the rows of ``metrics.csv`` before this round's."""
     discovery: str | None
-    """Digest of what Phase 1 found; none for the baseline."""
+    """Digest of the discovery; None for the baseline."""
     versions: dict[str, str]
-    """Of the packages that decide about bits."""
+    """Versions of the packages on which the exact bits depend."""
     clients: dict[int, int] = field(default_factory=dict)
     """The round of each client's newest state."""
     joined: dict[int, int] = field(default_factory=dict)
-    """The pseudo-domains of clients that came after Phase 1."""
+    """The pseudo-domains of newcomers."""
 
 
 class Checkpoints:
-    """The checkpoints of a run: one file each, and the clients' states that it names.
+    """The checkpoints of a run: one file each, and the clients' states it refers to.
 
     Args:
         folder: the run folder.
@@ -227,9 +227,9 @@ class Checkpoints:
         self.folder, self.keep = folder / CHECKPOINTS, keep
         self.states = ClientStates(folder / CLIENTS)
         self._named: dict[int, dict[int, int]] = {}
-        """The states that the kept checkpoints name."""
+        """The states that the kept checkpoints refer to."""
         self._newest: dict[int, int] = {}
-        """The states that the run goes on from, whether a checkpoint names them yet or not."""
+        """The current states, whether a checkpoint refers to them yet or not."""
 
     def file(self, round: int) -> Path:
         """Return the file of a round's checkpoint."""
@@ -241,12 +241,12 @@ class Checkpoints:
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
     def save(self, record: Record, header: CheckpointHeader, last: bool = False) -> None:
-        """Write a checkpoint, then remove what neither it nor those kept beside it need.
+        """Write a checkpoint, then remove files that no kept checkpoint needs.
 
         Args:
             record: the server's tensors.
-            header: what is stored with them.
-            last: whether it is the run's last, after which nothing that nobody needs stays.
+            header: the values stored with them.
+            last: whether it is the run's last; then all unneeded files are removed.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -264,7 +264,7 @@ class Checkpoints:
             self.clean(header.round, header.clients)
 
     def forget(self, states: Iterable[tuple[int, int]]) -> None:
-        """Remove states, each a (client, round), but those that a kept checkpoint names or the run goes on from."""
+        """Remove states, each a (client, round), except current ones and those that a kept checkpoint refers to."""
         needed = [self._newest, *self._named.values()]
         for client, round in states:
             if all(named.get(client) != round for named in needed):
@@ -275,17 +275,17 @@ class Checkpoints:
 
         Args:
             round: the round.
-            newest: the round of each client's state after it; those of the round come last.
+            newest: the round of each client's state after it; clients of this round come last.
         """
         before, self._newest = self._newest, newest
         trained = itertools.takewhile(lambda client: newest[client] == round, reversed(newest))
         self.forget((client, before[client]) for client in trained if client in before)
 
     def clean(self, round: int, newest: dict[int, int]) -> None:
-        """Look through all files while nobody trains, and remove those that the kept checkpoints do not need.
+        """Remove all files that the kept checkpoints do not need; call it only while no client trains.
 
         Args:
-            round: the last that counts.
+            round: the last round to keep.
             newest: the round of each client's state after it.
         """
         kept = [number for number in self.rounds() if number <= round][: self.keep]
@@ -293,7 +293,7 @@ class Checkpoints:
         for number in kept:
             try:
                 named[number] = self._named[number] if number in self._named else read_header(self.file(number)).clients
-            except StorageError:  # damaged: its states go with it
+            except StorageError:  # damaged: remove it with its states
                 self.file(number).unlink(missing_ok=True)
         for file in self.folder.iterdir():
             ours = _CHECKPOINT.fullmatch(file.name) or is_aside(file.name)
@@ -303,9 +303,9 @@ class Checkpoints:
         self.forget(self.states.kept())
 
     def load(self, file: Path, states_here: bool = True) -> tuple[Record, CheckpointHeader]:
-        """Read a checkpoint; if clients' states are here, make sure that those it names exist.
+        """Read a checkpoint; if clients' states are in the run folder, check that those it refers to exist.
 
-        A state is checked when it is used: there may be many, and large ones.
+        A state's content is checked when it is used, as states may be many and large.
         """
         record, about = load_record(file)
         header = _parse_header(file, about, record.pop("clients", {}), record.pop("joined", {}))
@@ -330,7 +330,7 @@ def _from_table(table: Tensors) -> dict[int, int]:
 
 
 def read_header(file: Path) -> CheckpointHeader:
-    """Read what a checkpoint holds beside the server's tensors, and not these."""
+    """Read a checkpoint's header without the server's tensors."""
     try:
         with _open(file) as stored:
             about = parse_json((stored.metadata() or {})[_KEY].partition(" ")[2])

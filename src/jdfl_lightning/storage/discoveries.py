@@ -1,4 +1,4 @@
-"""``discovery.json`` and the vectors beside it: what Phase 1 found."""
+"""``discovery.json`` and the vectors beside it: the result of Phase 1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jdfl_lightning.storage.names import DISCOVERY, VECTORS, Count, Text
 
 
 def digest_discovery(folder: Path) -> str | None:
-    """Return a digest of what Phase 1 found; none if there is nothing."""
+    """Return a digest of the discovery; None if there is none."""
     if not (folder / DISCOVERY).exists():
         return None
     found = json.dumps({name: value for name, value in read_discovery(folder).items() if name != "joined"})
@@ -32,11 +32,11 @@ def digest_discovery(folder: Path) -> str | None:
 def save_discovery(
     folder: Path, updates: Updates, found: PseudoDomains, true_domains: Sequence[str] | None, data: str
 ) -> None:
-    """Write ``discovery.json``, and beside it the vectors that it comes from.
+    """Write ``discovery.json`` and the update vectors beside it.
 
     Args:
         folder: the run folder.
-        updates: what the clients sent.
+        updates: the clients' updates.
         found: the pseudo-domains.
         true_domains: the true domain of each client, if known.
         data: fingerprint of the images.
@@ -58,7 +58,7 @@ def save_discovery(
 
 
 def save_joined(folder: Path, found: PseudoDomains, true_domains: Sequence[str] | None) -> None:
-    """Add the clients that joined later to ``discovery.json``."""
+    """Add the newcomers to ``discovery.json``."""
     record = read_discovery(folder)
     record["joined"] = {
         str(client): {"domain": domain} | ({} if true_domains is None else {"true_domain": true_domains[client]})
@@ -77,7 +77,7 @@ class _Member:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a report looks for in ``discovery.json``."""
+    """The part of ``discovery.json`` that a report reads."""
 
     num_domains: Annotated[int, Interval(ge=1, le=100_000)]
     data: Text
@@ -85,7 +85,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class _Found(Summary):
-    """All that ``discovery.json`` says."""
+    """The whole of ``discovery.json``."""
 
     criterion: Literal["given"] | Criterion
     note: Text
@@ -111,7 +111,7 @@ def read_discovery(folder: Path) -> dict[str, Any]:
 
 
 def read_as(folder: Path, kind: type[Summary]) -> dict[str, Any]:
-    """Read ``discovery.json``, of which as much is checked as `kind` has."""
+    """Read ``discovery.json`` and check the fields of `kind`."""
     try:
         record: dict[str, Any] = read_json(folder / DISCOVERY)
         if isinstance(checked(kind, record), _Found):
@@ -125,7 +125,7 @@ def read_as(folder: Path, kind: type[Summary]) -> dict[str, Any]:
 
 
 def _check_agreement(record: dict[str, Any]) -> None:
-    """Raise a ValueError unless all parts of ``discovery.json`` are of the same clients and pseudo-domains."""
+    """Raise a ValueError unless all parts of ``discovery.json`` have the same clients and pseudo-domains."""
     count, clients = record["num_domains"], set(record["assignments"])
     if any(domain >= count for domain in record["assignments"].values()):
         raise ValueError(f"assignments: there are {count} pseudo-domains")
@@ -140,12 +140,12 @@ def _check_agreement(record: dict[str, Any]) -> None:
 
 
 def load_discovery(folder: Path, data: str, num_clients: int) -> tuple[Updates, PseudoDomains] | None:
-    """Read what Phase 1 gave; nothing if there is nothing yet, or if it is of other images.
+    """Read a discovery; None if there is none yet, or if it was made with other images.
 
     Args:
-        folder: of a run, or of a discovery alone.
+        folder: folder of a run or of `discover`.
         data: fingerprint of the images.
-        num_clients: N; who is in it has to be one of them.
+        num_clients: N; all client ids must be below it.
     """
     if not (folder / DISCOVERY).exists():
         return None
@@ -180,7 +180,7 @@ def load_discovery(folder: Path, data: str, num_clients: int) -> tuple[Updates, 
 
 
 def _check_vectors(clients: torch.Tensor, vectors: torch.Tensor, centroids: torch.Tensor, num_clients: int) -> None:
-    """Raise a ValueError unless these are ids, a vector for each of them, and centroids of such vectors."""
+    """Raise a ValueError unless these are client ids, a vector for each of them, and centroids of the same length."""
     ids = clients.dtype == torch.long and clients.ndim == 1 and 0 < len(clients) == len(clients.unique())
     if not ids or clients.min() < 0 or clients.max() >= num_clients:
         raise ValueError(f"{VECTORS} has vectors of other clients")

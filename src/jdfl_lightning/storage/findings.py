@@ -1,4 +1,4 @@
-"""What a sweep over Phase 1 found: ``diagnosis.csv``, written and read."""
+"""Results of a sweep over Phase 1: writing and reading ``diagnosis.csv``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jdfl_lightning.storage.names import DIAGNOSIS
 
 @dataclass(frozen=True)
 class Finding:
-    """What clustering found in one case."""
+    """The result of clustering in one case."""
 
     clients: int
     domains: int
-    """True domains."""
+    """Number of true domains."""
     seed: int
     batch_size: int
     epochs: int
@@ -30,20 +30,20 @@ class Finding:
     length: int
     """Entries of an update vector."""
     ari: float
-    """Agreement with the true domains, with M their number."""
+    """Agreement with the true domains (ARI), with M set to their number."""
     elbow: int | None
     """The M that the elbow picks."""
     silhouette: int | None
     """The M that the silhouette picks."""
     sketch_dim: int | None = None
     sketch_ari: float | None = None
-    """As above, from sketches."""
+    """`ari` of sketches."""
     sketch_elbow: int | None = None
     sketch_silhouette: int | None = None
 
 
 def write_findings(folder: Path, findings: Sequence[Finding]) -> None:
-    """Write ``diagnosis.csv`` whole."""
+    """Write all of ``diagnosis.csv``."""
     out = io.StringIO()
     writer = csv.DictWriter(out, [entry.name for entry in fields(Finding)], lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""A run folder: made, locked, read."""
+"""Making, locking and reading a run folder."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from jdfl_lightning.storage.names import DISCOVERY, DOMAIN_PREFIX, METRICS, RUNS
 from jdfl_lightning.storage.trust import CONFIG
 
 _DPI = 130
-"""Of the pictures in a run folder."""
+"""Resolution of the figures in a run folder."""
 
 
 def make_run_folder(run_dir: str | None, name: str) -> Path:
-    """Make the folder of a run, by default a new one in ``runs``; one that holds something is never touched."""
+    """Make the folder of a run, by default a new one in ``runs``; a folder that is not empty is refused."""
     folder = Path(run_dir) if run_dir else Path(RUNS) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     if (
         run_dir
@@ -45,32 +45,32 @@ def make_run_folder(run_dir: str | None, name: str) -> Path:
 
 
 def require_own_files(folder: Path) -> None:
-    """Raise an `InputError` if what a run has in its folder is a link to something elsewhere."""
+    """Raise an `InputError` if a file or folder of a run is a symbolic link."""
     refuse_links(folder, (CHECKPOINTS, CLIENTS))
 
 
 def save_figure(figure: Figure, file: Path) -> None:
-    """Write a picture of a run folder."""
+    """Write a figure of a run folder."""
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=_DPI)
     write_whole(file, out.getvalue())
 
 
 class RunLock:
-    """Keeps a second process from going on with a run; the system lets go of it when this process ends."""
+    """Keeps a second process from writing to a run; the system releases it when this process ends."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def lock_run(folder: Path) -> RunLock:
-    """Lock a run folder, where the system can; raise an `InputError` if another process has."""
+    """Lock a run folder, if the system supports locks; raise an `InputError` if another process holds the lock."""
     if os.name != "posix":
         return RunLock(None)
     import fcntl
@@ -88,7 +88,7 @@ def lock_run(folder: Path) -> RunLock:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run folder, read."""
+    """The contents of a run folder."""
 
     folder: Path
     config: dict[str, Any]
@@ -96,10 +96,10 @@ class Run:
     rows: list[dict[str, float]]
     """``metrics.csv``, a row for each round."""
     discovery: dict[str, Any] | None
-    """``discovery.json``; none for the baseline."""
+    """``discovery.json``; None for the baseline."""
 
     def __repr__(self) -> str:
-        """Say which run it is: all that it holds would fill pages."""
+        """Show only which run it is: its contents would fill pages."""
         return f"Run({self.folder}, {len(self.rows)} rounds, best test/acc {self.best['test/acc']:.4f})"
 
     @property
@@ -111,7 +111,7 @@ class Run:
     def best(self) -> dict[str, float]:
         """The row of the best round: the first with the highest accuracy of those that were evaluated.
 
-        The last one's in a run that keeps no best weights.
+        The last row in a run that keeps no best weights.
         """
         if not self.keeps_best:
             return self.last
@@ -134,11 +134,11 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder; what is missing or damaged is named in the error."""
+    """Read a run folder; an error names what is missing or damaged."""
     try:
         require_own_files(folder)
         config = read_settings(folder / CONFIG)
-        (folder / METRICS).stat()  # has to be there
+        (folder / METRICS).stat()  # must exist
         rows = [{name: float(value) for name, value in row.items()} for row in read_rows(folder)]
         discovery = read_as(folder, Summary) if (folder / DISCOVERY).exists() else None
     except FileNotFoundError as error:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def append_metrics(folder: Path, row: Mapping[str, float]) -> None:
-    """Add a round's row to ``metrics.csv``; a column that is new is NaN in the rows before."""
+    """Add a round's row to ``metrics.csv``; a new column is NaN in earlier rows."""
     write_metrics(folder, [*read_rows(folder), row])
 
 
 def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``metrics.csv`` whole; a column that a row has not is NaN in it."""
+    """Write all of ``metrics.csv``; missing values are NaN."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="nan", lineterminator="\n")
@@ -34,7 +34,7 @@ def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Read ``metrics.csv``, its cells as texts; no rows if it is not there."""
+    """Read ``metrics.csv`` with its cells as strings; no rows if it does not exist."""
     if not (folder / METRICS).exists():
         return []
     try:
@@ -47,10 +47,10 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def digest_rows(rows: Iterable[Mapping[str, Any]], before: str = "") -> str:
-    """Return a digest of a table's rows: what they say, not how long it took.
+    """Return a digest of a table's rows, without the times.
 
     Args:
-        rows: numbers, or the texts that ``metrics.csv`` has for them.
+        rows: numbers, or their strings in ``metrics.csv``.
         before: the digest of the rows before these.
     """
     for row in rows:
@@ -73,7 +73,7 @@ def same_scores(folder: Path, header: ModelHeader) -> bool:
 
 
 def was_evaluated(folder: Path, round: int) -> bool | None:
-    """Return whether the row of a round has accuracies; none if there is no such row."""
+    """Return whether the row of a round has accuracies; None if there is no such row."""
     row = next((row for row in read_rows(folder) if _number(folder, row, "round") == round), None)
     if row is None:
         return None
@@ -94,10 +94,10 @@ def last_round(folder: Path) -> float:
 
 
 def forget_rounds(folder: Path, after: int) -> tuple[int, float]:
-    """Remove the rows of rounds after one from ``metrics.csv``; return the best of those that stay, and its accuracy.
+    """Remove the rows of rounds after a given one from ``metrics.csv``; return the best remaining round.
 
     Returns:
-        The first round with the highest accuracy, and that; 0 and minus infinity if none was evaluated.
+        The first round with the highest accuracy, and this accuracy; 0 and minus infinity if none was evaluated.
     """
     rows = read_rows(folder)
     stay = [row for row in rows if _number(folder, row, "round") <= after]

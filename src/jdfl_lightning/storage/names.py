@@ -1,4 +1,4 @@
-"""Names of what is in a run folder."""
+"""Names of the files in a run folder."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ RUNS = "runs"
 METRICS, CURVES = "metrics.csv", "curves.png"
 DISCOVERY, DISCOVERY_FIGURE, VECTORS = "discovery.json", "discovery.png", "discovery.safetensors"
 ALONE = "-discovery"
-"""End of the name of a folder of Phase 1 alone."""
+"""Suffix of the folder name of a discovery alone."""
 DIAGNOSIS, DIAGNOSIS_FIGURE = "diagnosis.csv", "diagnosis.png"
 DOMAIN_PREFIX = "test/acc/"
-"""Start of the names of a domain's accuracy in ``metrics.csv``."""
+"""Prefix of the columns of domain accuracies in ``metrics.csv``."""
 Which = Literal["best", "last"]
 Count = Annotated[int, Interval(ge=0, lt=2**63)]
 Text = Annotated[str, Len(0, 10_000)]

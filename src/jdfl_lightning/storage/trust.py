@@ -1,4 +1,4 @@
-"""Whether a run folder may name any class: one that this user made on this machine may, one from elsewhere may not.
+"""Trust in run folders: one made by this user on this machine may name any class; any other folder may not.
 
 A run's ``config.yaml`` names classes that are imported when the run is tested or resumed. The first line of the file is
 a signature: an HMAC of the rest with a secret that only this user on this machine has, as Jupyter signs notebooks.
@@ -22,9 +22,9 @@ from jdfl_lightning.core.files import locked, parse_settings, read_small, remove
 CONFIG = "config.yaml"
 """The settings of a run, in its folder."""
 PACKAGES = ("jdfl_lightning", "torchvision", "timm")
-"""Packages that any run folder may name classes of."""
+"""Packages whose classes any run folder may name."""
 _NETWORKS = "jdfl_lightning.models."
-"""Where this package's backbones are; torchvision's go by short names, as its functions may download weights."""
+"""Module of this package's backbones; torchvision's are given by short name, as its functions may download weights."""
 _CLASSES = ("data", "algorithm")
 """Settings whose value is a class with its arguments."""
 _SIGNATURE = re.compile(rb"# signature: ([0-9a-f]{64})\n")
@@ -32,7 +32,7 @@ _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def _secret() -> bytes | None:
-    """Return this user's secret, made when it is first needed; none where it cannot be kept."""
+    """Return this user's secret, made when it is first needed; None where it cannot be stored."""
     folder = platformdirs.user_data_path("jdfl-lightning")
     file = folder / "trust.key"
     try:
@@ -49,7 +49,7 @@ def _secret() -> bytes | None:
 
 
 def sign(text: bytes) -> bytes:
-    """Return the text of a ``config.yaml`` with this user's signature before it."""
+    """Return the text of a ``config.yaml`` with this user's signature in front."""
     secret = _secret()
     return text if secret is None else b"# signature: %s\n" % hmac.digest(secret, text, "sha256").hex().encode() + text
 
@@ -62,7 +62,7 @@ def _is_signed(content: bytes) -> bool:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], bool]:
-    """Return the settings of a run folder, and whether this user's signature on just these is there and right."""
+    """Return the settings of a run folder, and whether they have a valid signature of this user."""
     try:
         content = read_small(folder / CONFIG)
         return parse_settings(content.decode()), _is_signed(content)
@@ -71,7 +71,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], bool]:
 
 
 def own_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of a run folder that this user made on this machine; none if it is from elsewhere."""
+    """Return the settings of a run folder that this user made on this machine; empty for any other folder."""
     try:
         settings, own = _read(folder)
     except StorageError:
@@ -80,17 +80,17 @@ def own_settings(folder: Path) -> dict[str, Any]:
 
 
 def _check_groups(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise a ValueError if something else is in the place of a group of settings."""
+    """Raise a ValueError if a group of settings is not a mapping."""
     for name, value in settings.items():
         default = known.get(name)
         if isinstance(default, dict) and "class_path" not in default and not isinstance(value, dict):
-            raise ValueError(f"{name} is no group of settings")  # a text would be read as a file's name
+            raise ValueError(f"{name} is no group of settings")  # the parser would read a string as a file name
 
 
 def _check_form(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless settings have the form that a run writes: the parser reads others in many ways."""
+    """Raise a ValueError unless settings have the form that a run writes; the parser would accept many others."""
     for name, value in settings.items():
-        if name not in known:  # a dotted one would set what is inside of another, a config names a further file
+        if name not in known:  # a dotted name would set a nested setting, `config` would load another file
             raise ValueError(f"there is no setting {name!r}")
         if name in _CLASSES and not (isinstance(value, dict) and set(value) <= {"class_path", "init_args"}):
             raise ValueError(f"{name} is no class_path with init_args")
@@ -106,7 +106,7 @@ def _keys(settings: Any) -> Iterator[object]:
 
 
 def _strangers(settings: dict[str, Any]) -> Iterator[str]:
-    """Give what settings name that belongs to none of the known packages, or that is no name at all."""
+    """Yield the classes named in settings that are from no known package, or are no names."""
     backbone = settings.get("backbone")
     if backbone is not None and not known_backbone(backbone):
         yield str(backbone)
@@ -132,7 +132,7 @@ def _belongs(path: object) -> bool:
 
 
 def known_backbone(name: object) -> bool:
-    """Return whether a backbone is one of the known packages'.
+    """Return whether a backbone is from one of the known packages.
 
     >>> known_backbone("resnet18"), known_backbone("jdfl_lightning.models.PaperCNN"), known_backbone("os.system")
     (True, True, False)
@@ -143,7 +143,7 @@ def known_backbone(name: object) -> bool:
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a run folder, to be looked at; `settings_to_use` gives those that may be acted on."""
+    """Read the settings of a run folder for display or comparison; use `settings_to_use` to build a run from them."""
     return _read(folder)[0]
 
 
@@ -152,9 +152,9 @@ def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any], places:
 
     Args:
         folder: the run folder.
-        trust: whether the user trusts it, whoever made it.
-        known: all settings that there are, with their defaults.
-        places: names of those that say where a run works and what it writes: from elsewhere they are not used.
+        trust: whether the user trusts the folder, whoever made it.
+        known: all settings with their defaults.
+        places: names of the settings for where a run works and what it writes; not used from another user's folder.
     """
     settings, own = _read(folder)
     try:
@@ -178,7 +178,7 @@ def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any], places:
 
 
 def require_known(folder: Path, strangers: list[str]) -> None:
-    """Raise an `InputError` if a folder that this user did not make names something of an unknown package."""
+    """Raise an `InputError` if a folder that this user did not make names classes of unknown packages."""
     if strangers:
         raise InputError(
             f"{folder} was not made by you on this machine, or was edited, and names {', '.join(strangers[:5])}, "

@@ -1,4 +1,4 @@
-"""The weights that a run keeps, its best and its last."""
+"""The saved weights of a run, best and last."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from jdfl_lightning.storage.names import Count, Text, Which
 
 @dataclass(frozen=True)
 class ModelHeader:
-    """What is known of saved weights."""
+    """Description of saved weights."""
 
     backbone: Annotated[str, Len(1, 300)]
     size: Annotated[int, Interval(ge=1, le=10_000)]
     """Height and width of the images."""
     class_names: Annotated[list[Text], Len(1, 1_000_000)]
     score: Score = "max"
-    """How it was evaluated."""
+    """How classes were scored in the evaluation."""
     round: Count = 0
-    """After which round."""
+    """The round of the weights."""
     scores: dict[Text, float] = field(default_factory=dict)
-    """Its accuracies, by their names in ``metrics.csv``; empty if it was not evaluated."""
+    """Accuracies, by their names in ``metrics.csv``; empty if the round was not evaluated."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What is done with many runs, or with finished ones: suites, sweeps over Phase 1, tests and predictions."""
+"""Studies over many or finished runs: suites, sweeps over Phase 1, tests and predictions."""

@@ -1,4 +1,4 @@
-"""Can the clustering be trusted on this data? The paper's sweep over E_0, batch size, layers and seeds."""
+"""How reliable clustering is on a data set: the paper's sweep over E_0, batch size, layers and seeds."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client
 
 WIDEST = "C"
-"""The subset of layers that holds the others: what clients send."""
+"""The subset of layers that clients send; it contains the others."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is tried: every batch size with every seed; all E_0 and subsets of layers come from one training."""
+    """The cases to try: every batch size with every seed; one training gives all E_0 and subsets of layers."""
 
     seeds: Sequence[int] = (0, 1, 2)
     batch_sizes: Sequence[int] = (16, 32, 64)
@@ -51,10 +51,10 @@ class Sweep:
 
 
 def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = None) -> Path:
-    """Run the sweep, or what is left of it, and leave a folder with ``diagnosis.csv``.
+    """Run the sweep, or the rest of it, and leave a folder with ``diagnosis.csv``.
 
     Args:
-        experiment: data, network and learning rate; with ``clustering.sketch_dim`` sketches are tried beside.
+        experiment: data, network and learning rate; with ``clustering.sketch_dim`` sketches are tried too.
         sweep: what to try.
         display: where progress is shown; nothing is shown if not given.
 
@@ -70,7 +70,7 @@ def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = Non
     cases = [(seed, batch_size) for seed in sweep.seeds for batch_size in sweep.batch_sizes]
     with open_run(experiment, f"{experiment.name}-diagnosis", earlier) as folder:
         display.say(f"folder: {folder}")
-        write_findings(folder, findings)  # also says what kind of folder it is
+        write_findings(folder, findings)  # also marks the folder as a sweep
         with after_current_client(display.say) as check:
             try:
                 for number, (seed, batch_size) in enumerate(cases, start=1):
@@ -93,14 +93,14 @@ def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = Non
 def find(
     case: Experiment, folder: Path, name: str = "", display: Display | None = None, check: Callable[[], object] = int
 ) -> Iterator[Finding]:
-    """Train every client once; give a finding for each E_0 and each subset of layers.
+    """Train every client once; yield a finding for each E_0 and each subset of layers.
 
     Args:
         case: its seed, its clustering's batch size and number of epochs; the layers are `WIDEST`.
-        folder: for what the backend may have to write.
-        name: what the display calls it.
+        folder: folder for the backend's files.
+        name: name in the display.
         display: where progress is shown.
-        check: is called where it can be interrupted.
+        check: called wherever the sweep can be interrupted.
     """
     display = display or Display()
     data, seed = case.data, case.seed_everything

@@ -1,4 +1,4 @@
-"""What can be done with a finished run: test its weights again, predict the classes of new images."""
+"""Use of a finished run: test its weights again, predict the classes of new images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BATCH = 64
 
 
 def load_to_use(folder: Path, which: Which, trust: bool) -> SavedModel:
-    """Read a run's model, to be built and used; raise an `InputError` if that would import something unknown.
+    """Read a run's model for use; raise an `InputError` if that would import an unknown package.
 
     Args:
         folder: the run folder.
@@ -67,18 +67,18 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Whi
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of an image."""
+    """A model's prediction for an image."""
 
     image: Path
     label: str
     probability: float
-    """Of the class: the joint probabilities summed over the pseudo-domains."""
+    """Probability of the class: the joint probabilities summed over the pseudo-domains."""
     domain: int
     """The pseudo-domain whose output is the largest."""
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
-    """Return the images named, and those in the folders named; a path that does not exist is named in the error."""
+    """Return the images named, and those in the folders named; an error names a path that does not exist."""
     images: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -93,12 +93,12 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
 def predict(
     model: SavedModel, images: Sequence[Path], unreadable: list[str] | None = None, score: Score | None = None
 ) -> Iterator[Prediction]:
-    """Give a prediction for each image.
+    """Yield a prediction for each image.
 
     Args:
-        model: of a run.
-        images: their files.
-        unreadable: gets what is wrong with those that cannot be read; the first of them is an error if not given.
+        model: the model of a run.
+        images: the image files.
+        unreadable: collects the errors of images that cannot be read; if not given, the first one is raised.
         score: how a class is predicted; as in the run if not given.
     """
     about = model.header

@@ -21,7 +21,7 @@ from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import in_group
 
 DISCOVERIES = "discovery"
-"""Folder, in that of the suite, of the discoveries that runs of a seed share."""
+"""Subfolder of the suite with the discoveries, each shared by the runs of a seed."""
 
 Parse = Callable[[Sequence[str]], Experiment]
 """Turns command-line arguments into settings."""
@@ -29,14 +29,14 @@ Parse = Callable[[Sequence[str]], Experiment]
 
 @dataclass(frozen=True)
 class Combinations:
-    """What is to be compared."""
+    """The combinations to compare."""
 
     algorithms: Sequence[str] | None = None
-    """Names or import paths; none for the one that the settings say."""
+    """Names or import paths; None for the algorithm of the settings."""
     supervisions: Sequence[str] = ("base", "graded", "random")
     seeds: Sequence[int] = (0, 1, 2)
     num_domains: Sequence[int] | None = None
-    """Numbers of pseudo-domains to try; none for what the settings say."""
+    """Numbers of pseudo-domains to try; None for the number of the settings."""
 
     def __post_init__(self) -> None:
         for name in ("algorithms", "supervisions", "seeds", "num_domains"):
@@ -49,7 +49,7 @@ class Combinations:
         require(min(self.num_domains or [1]) >= 1, "--num_domains", "1 or more", list(self.num_domains or ()))
 
     def names(self) -> dict[str, str]:
-        """Return how each algorithm is called in the names of folders: its class, with its module if two share it."""
+        """Return each algorithm's name in folder names: its class, with its module if two classes share a name."""
         classes = [algorithm.rpartition(".")[2] for algorithm in self.algorithms or ()]
         return {
             algorithm: (own if classes.count(own) == 1 else algorithm.replace(".", "-")).lower()
@@ -70,13 +70,13 @@ class Outcome:
 def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path, list[Experiment]]:
     """Return the suite's folder and the settings of every run, in the order in which they are run.
 
-    All are checked before anything is begun: every combination, and that what is there already is of the same settings.
-    The baseline has no pseudo-domains, so that it is run once whatever numbers of them are tried.
+    Before anything runs, every combination is checked, and existing runs must have the same settings. The baseline has
+    no pseudo-domains, so it is run once for all numbers of them.
 
     Args:
         parse: turns arguments into settings.
         args: the arguments that all runs share; ``--run_dir`` is the suite's folder.
-        matrix: what is to be compared.
+        matrix: the combinations to compare.
     """
     for one, many in (("algorithm", "algorithms"), ("supervision", "supervisions"), ("seed_everything", "seeds")):
         given = [arg for arg in args if arg == f"--{one}" or arg.startswith(f"--{one}=")]
@@ -89,7 +89,7 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
     a_run = any((folder / name).exists() for name in (CONFIG, METRICS))
     require(not a_run, "--run_dir", "a folder for runs", f"{folder}, which is that of a run")
     runs: list[Experiment] = []
-    for seed in matrix.seeds:  # by seed first: whatever time there is, the comparison is whole up to some seed
+    for seed in matrix.seeds:  # by seed first: if time runs out, the comparison is complete up to some seed
         for algorithm in names or {"": type(common.algorithm).__name__.lower()}:
             for supervision in matrix.supervisions:
                 numbers = [None] if matrix.num_domains is None or supervision == "base" else matrix.num_domains
@@ -112,7 +112,7 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
 
 
 def _after_configs(args: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Put arguments behind the last config, so that they change what it says, and all other arguments change them."""
+    """Insert arguments after the last config, so that they override it and later arguments override them."""
     split = _end_of_configs(args)
     return [*args[:split], *chosen, *args[split:]]
 
@@ -123,27 +123,27 @@ def _end_of_configs(args: Sequence[str]) -> int:
 
 
 def _config_name(args: Sequence[str]) -> str:
-    """Return the name of the last config, without folder and ending; nothing if there is none."""
+    """Return the name of the last config, without folder and suffix; empty if there is none."""
     end = _end_of_configs(args)
     return Path(args[end - 1].removeprefix("--config=")).stem if 0 < end <= len(args) else ""
 
 
 def _check_what_is_there(folder: Path, run: Experiment) -> None:
-    """Refuse to go on with a run, or to take up a discovery, of other settings."""
+    """Refuse to resume a run or reuse a discovery with other settings."""
     target, shared = Path(str(run.run_dir)), _shared(folder, run)
     try:
         if (target / CONFIG).is_file():
             check_same(run, target)
         elif run.supervision != "base" and run.discovery is None and (shared / DISCOVERY).is_file():
             check_updates(run, shared)
-    except StorageError:  # damaged: a failure of that run, not of the suite
+    except StorageError:  # damaged: fails that run, not the suite
         return
     except InputError as error:
         raise InputError(f"{error} Another --run_dir is another suite.") from error
 
 
 def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None = None) -> list[Outcome]:
-    """Run all that is not finished yet; one that fails does not keep the others from being run.
+    """Run all that is not finished yet; a run that fails does not stop the others.
 
     Args:
         folder: the suite's folder.
@@ -179,11 +179,11 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
 
 
 def _is_finished(run: Experiment) -> bool:
-    """Return whether a run has left all that it leaves; its curves come last."""
+    """Return whether a run is finished: it has all rounds, and its curves, which are written last."""
     folder = Path(str(run.run_dir))
     try:
         return (folder / CURVES).is_file() and last_round(folder) >= run.rounds
-    except StorageError:  # damaged: it will say so
+    except StorageError:  # damaged: resuming it reports that
         return False
 
 
@@ -192,12 +192,12 @@ def _shared(folder: Path, run: Experiment) -> Path:
 
 
 def _discovery(folder: Path, run: Experiment, display: Display) -> str | None:
-    """Return the folder of the discovery that all runs of a seed share, which is made if it is not there."""
+    """Return the folder of the discovery shared by all runs of a seed; make the discovery if it is missing."""
     if run.supervision == "base" or run.discovery is not None:
         return run.discovery
     shared = _shared(folder, run)
     if not (shared / DISCOVERY).is_file():
-        if shared.is_dir():  # one that was cut off, if there is nothing else in it
+        if shared.is_dir():  # an unfinished discovery, if there is nothing else in it
             ours = {CONFIG, VECTORS, DISCOVERY_FIGURE}
             strange = [file.name for file in shared.iterdir() if file.name not in ours and not is_aside(file.name)]
             require(not strange, "--run_dir", f"without files of others in {shared}", ", ".join(strange))

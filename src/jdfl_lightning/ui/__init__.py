@@ -1,1 +1,1 @@
-"""What the user sees and does: the display, Ctrl-C, loggers."""
+"""User interface: the display, Ctrl-C, loggers."""

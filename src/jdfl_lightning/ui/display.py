@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: one progress display on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def clock(seconds: float) -> str:
 
 
 class Display:
-    """Progress of a run. The base class shows nothing; the two others differ in how they show it."""
+    """Progress of a run. The base class shows nothing."""
 
     def __enter__(self) -> Display:
         return self
@@ -37,7 +37,7 @@ class Display:
         """Show one line."""
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Show how far something is: decoding, downloading, discovery, the clients of a round."""
+        """Show the progress of a stage: decoding, downloading, discovery, the clients of a round."""
 
     def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         """Show a finished round."""
@@ -64,7 +64,7 @@ def round_line(number: int, total: int, metrics: Mapping[str, float], left: floa
 
 class _TimedDisplay(Display):
     def __init__(self, console: Console | None = None) -> None:
-        # in a notebook rich would make a block of HTML of every line
+        # in a notebook rich would render every line as an HTML block
         self.console = console or Console(force_jupyter=False)
         self._begin: tuple[float, int] | None = None
         self._first_run: float | None = None
@@ -74,7 +74,7 @@ class _TimedDisplay(Display):
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _run_line(self, number: int, total: int, name: str) -> str:
-        """Return what is said when one of several runs begins, with the time left for all; forget the run before."""
+        """Return the line shown when one of several runs begins, with the time left for all; reset the round times."""
         now = time.monotonic()
         self._begin = None
         if self._first_run is None:
@@ -98,11 +98,11 @@ class PlainDisplay(_TimedDisplay):
     In a notebook: ``fit(experiment, PlainDisplay())``.
 
     Args:
-        console: where the lines go; standard output if not given.
+        console: console to print to; standard output if not given.
     """
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Say when a long stage is over; the clients of a round are not worth a line."""
+        """Print a line when a long stage ends; none for the clients of a round."""
         if done == total and not what.startswith("round"):
             self.say(f"{what}: {total} done")
 
@@ -116,7 +116,7 @@ class PlainDisplay(_TimedDisplay):
 
 
 class LiveDisplay(_TimedDisplay):
-    """One live display: a bar for the rounds, and one for the stage or round under way."""
+    """One live display: a bar for the rounds, and one for the current stage or round."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -145,7 +145,7 @@ class LiveDisplay(_TimedDisplay):
         self._bars.stop()
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Move the stage's bar; a new stage takes the old one's place."""
+        """Update the stage's bar; a new stage replaces the old one."""
         if self._stage is None or self._stage[0] != what:
             if self._stage is not None:
                 self._bars.remove_task(self._stage[1])
@@ -153,7 +153,7 @@ class LiveDisplay(_TimedDisplay):
         self._bars.update(self._stage[1], completed=done, total=total)
 
     def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Move the rounds' bar and show the newest numbers."""
+        """Update the rounds' bar and show the newest numbers."""
         if self._rounds is None:
             self._rounds = self._bars.add_task("rounds", total=total, numbers="")
         left = self._time_left(number, total, metrics)
@@ -162,7 +162,7 @@ class LiveDisplay(_TimedDisplay):
         self._bars.update(self._rounds, completed=number, numbers=f"{self._accuracy}left {clock(left)}")
 
     def run(self, number: int, total: int, name: str) -> None:
-        """Move the runs' bar; the next run has its own bar of rounds."""
+        """Update the runs' bar; the next run has its own bar of rounds."""
         if self._runs is None:
             self._runs = self._bars.add_task("runs", total=total, numbers="")
         if self._rounds is not None:
@@ -172,5 +172,5 @@ class LiveDisplay(_TimedDisplay):
 
 
 def open_display(console: Console) -> Display:
-    """Return the display that fits where the output goes."""
+    """Return the display that suits the console: live on a terminal, plain lines elsewhere."""
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)

@@ -12,18 +12,18 @@ from typing import Any
 from jdfl_lightning.core.errors import Terminated
 
 _USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-"""What Python does with the signals; a program that does something else with one keeps it."""
+"""Python's default handlers; a handler that a program has changed is kept."""
 
 
 @contextmanager
 def after_current_client(say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Hold back the first Ctrl-C or SIGTERM; give a function that lets it out where it does no harm.
+    """Delay the first Ctrl-C or SIGTERM; yield a function that raises it where the run can stop safely.
 
-    It is a `KeyboardInterrupt` inside of the block in either case; one that SIGTERM has caused leaves it as
-    `Terminated`, with the same message.
+    Inside the block both raise a `KeyboardInterrupt`; one caused by SIGTERM leaves the block as `Terminated`, with the
+    same message.
 
     Args:
-        say: tells the user that it was heard.
+        say: shows the user that the signal was received.
     """
     asked: list[int] = []
 
@@ -32,7 +32,7 @@ def after_current_client(say: Callable[[str], None]) -> Iterator[Callable[[], No
             raise KeyboardInterrupt
         asked.append(number)
         again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
-        with suppress(RuntimeError):  # in the middle of another line
+        with suppress(RuntimeError):  # while another line is being printed
             say(f"stopping after the current client; {again} to stop at once")
 
     def check() -> None:

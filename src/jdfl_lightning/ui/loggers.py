@@ -1,4 +1,4 @@
-"""Curves on Weights & Biases: one run for the whole federation. The only file that imports wandb."""
+"""Logging to Weights & Biases: one run for the whole federation. The only file that imports wandb."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jdfl_lightning.core.errors import InputError, Note
 class WandbRounds(WandbLogger):
     """Lightning's `WandbLogger` for a federation: the round is the x-axis, and the folder is the run's.
 
-    With no account or no network the run goes on offline, and one line says how to sync it later.
+    Without an account or network the run is logged offline, and one line says how to sync it later.
 
     Args:
         project: the W&B project.
@@ -48,7 +48,7 @@ class WandbRounds(WandbLogger):
         return self._name
 
     def start(self, folder: Path, default_name: str, run_id: str | None = None) -> None:
-        """Open the W&B run, or go on with one; its files go into the folder."""
+        """Open a new W&B run or resume one; its files go into the folder."""
         import wandb
 
         known = wandb.setup().settings
@@ -76,7 +76,7 @@ class WandbRounds(WandbLogger):
             warnings.warn(f"W&B is offline, as {reason}; later: wandb sync {sync}", Note, stacklevel=2)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log numbers of a round; the round travels in the payload, never as W&B's own step."""
+        """Log numbers of a round; the round is logged as a metric, never as W&B's own step."""
         super().log_metrics(metrics if step is None else {**metrics, "round": step})
 
     def finalize(self, status: str) -> None:
@@ -87,7 +87,7 @@ class WandbRounds(WandbLogger):
 
 
 def _why_offline(base_url: str, api_key: str | None) -> str | None:
-    """Return why W&B cannot be reached, or nothing if it can."""
+    """Return why W&B cannot be reached, or None if it can."""
     address = urlparse(base_url)
     host = address.hostname or ""
     known = api_key or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
@@ -106,7 +106,7 @@ def _why_offline(base_url: str, api_key: str | None) -> str | None:
 
 
 def logger_run(logger: Logger | None) -> str | None:
-    """Return a logger's class and the id of its run, by which that is found again; none if there is none."""
+    """Return a logger's class and the id of its run, to resume it; None if there is none."""
     return None if logger is None or logger.version is None else f"{_class_path(logger)} {logger.version}"
 
 
@@ -115,13 +115,13 @@ def _class_path(logger: Logger) -> str:
 
 
 def open_logger(logger: Logger | bool, folder: Path, name: str, run: str | None = None) -> Logger | None:
-    """Return the run's logger, ready to log: none, W&B (for ``true``), or a Lightning logger of the user's.
+    """Return the run's logger, ready to log: None, W&B (for ``true``), or the user's Lightning logger.
 
     Args:
         logger: the setting.
         folder: the run folder.
         name: a readable name of the run.
-        run: the `logger_run` that is continued, if the logger is still of that class.
+        run: the `logger_run` to resume, if the logger is still of that class.
     """
     if logger is False:
         return None
@@ -137,7 +137,7 @@ def open_logger(logger: Logger | bool, folder: Path, name: str, run: str | None 
 
 
 def log_picture(logger: Logger | None, key: str, file: Path) -> None:
-    """Log a picture file, if the logger takes pictures."""
+    """Log a picture file, if the logger supports pictures."""
     if logger is not None and hasattr(logger, "log_image"):
         logger.log_image(key, [str(file)])
 
@@ -164,7 +164,7 @@ def upload_report(
     pictures: Sequence[Path],
     like: WandbRounds | None = None,
 ) -> None:
-    """Put a report's table and pictures on Weights & Biases, as a run named ``report``.
+    """Upload a report's table and pictures to Weights & Biases, as a run named ``report``.
 
     Args:
         folder: the report's folder, where W&B's own files go.

@@ -1,7 +1,7 @@
-"""What the paper reports, typed over from its tables and figures, and the settings that it states.
+"""The paper's results, copied from its tables and figures, and the settings that it states.
 
 Accuracies are per cent at the best round, means of three seeds. Columns of domains follow the heads of the paper's
-tables: the captions of settings B and C list the domains in another order, with which no row adds up.
+tables: the captions of settings B and C list the domains in another order, in which no row adds up.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ TITLES = {
     "pacs_b": "PACS, setting B",
     "pacs_c": "PACS, setting C",
 }
-"""The paper's experiments: the name of each here, and how it is called."""
+"""The paper's experiments: name here -> title."""
 M_CURVE = "pacs_b"
 """The experiment whose number of pseudo-domains was varied, with FedAvg."""
 DISCOVERY_SEEDS = 5
-"""Seeds of the two grids of discovery, which are of PACS."""
+"""Number of seeds in the two discovery grids, which are on PACS."""
 
 _DOMAINS_FROM = 4  # columns before: algorithm, supervision, overall, gain
 
@@ -35,11 +35,11 @@ class Result:
     supervision: str
     overall: float
     gain: float | None = None
-    """As printed, over the same algorithm's base."""
+    """Gain as printed, over the same algorithm's base."""
     domains: Mapping[str, float] = field(default_factory=dict)
-    """Accuracy by the data set's name of the domain; empty where the paper has the overall accuracy alone."""
+    """Accuracy of each domain; empty where the paper has only the overall accuracy."""
     doubtful: frozenset[str] = frozenset()
-    """Cells that are no count of test images over three seeds; ``sum`` if all are, but do not add up to the overall."""
+    """Cells that no count of test images over three seeds can give; ``sum`` if all are possible but do not add up."""
 
     def doubts(self, cell: str) -> bool:
         """Return whether ``overall`` or a domain's accuracy may be a misprint."""
@@ -106,7 +106,7 @@ def elbow_grid() -> dict[tuple[int, int, int, str], float]:
 
 
 def find_result(experiment: str, algorithm: str, supervision: str) -> Result | None:
-    """Return what the paper reports for an algorithm and a supervision; nothing if it does not."""
+    """Return the paper's result for an algorithm and a supervision; None if there is none."""
     for result in domain_results(experiment):
         if (result.algorithm, result.supervision) == (algorithm, supervision):
             return result
@@ -116,15 +116,15 @@ def find_result(experiment: str, algorithm: str, supervision: str) -> Result | N
 
 
 def stated_settings(experiment: str, algorithm: str) -> dict[str, float | str]:
-    """Return what the paper states of an experiment's settings, by their names in a config.
+    """Return the settings of an experiment that the paper states, by their names in a config.
 
-    ``seeds`` is their number. What it leaves open is not here: the batch size, and FedDC's alpha in setting C.
+    ``seeds`` is their number. Not stated, so not here: the batch size, and FedDC's alpha in setting C.
 
     >>> stated_settings("pacs_a", "FedProc")["rounds"], stated_settings("pacs_b", "FedDC")["algorithm.alpha"]
     (300.0, 0.1)
     """
     found: dict[str, float | str] = {}
-    for wanted in ("", algorithm):  # what is said of one algorithm goes before what is said of all
+    for wanted in ("", algorithm):  # settings of one algorithm override those of all
         for row in _rows("settings"):
             if row["experiment"] in ("", experiment) and row["algorithm"] == wanted:
                 found[row["setting"]] = _number_or_name(row["value"])
@@ -139,7 +139,7 @@ def _number_or_name(text: str) -> float | str:
 
 
 def find_experiment(data: str, num_clients: object, epochs: object, client_fraction: object) -> str | None:
-    """Return the paper's experiment with a data set, clients, local epochs and share of clients; nothing if none has.
+    """Return the paper's experiment with a data set, clients, local epochs and share of clients; None if there is none.
 
     >>> find_experiment("PACS", 40, 3, 0.5)
     'pacs_c'

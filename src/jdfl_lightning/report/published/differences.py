@@ -1,4 +1,4 @@
-"""In what settings a run differs from the paper's."""
+"""The settings in which a run differs from the paper."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _NOT_IN_PAPER: dict[str, object] = {
     "algorithm.weighting": "samples",
     **{setting.name: setting.default for setting in declared_settings(Experiment) if not setting.in_paper},
 }
-"""Settings that the paper does not have, and what they are without."""
+"""Settings that the paper does not have, with the values that leave them unused."""
 
 
 def shown(value: object) -> str:
-    """Return a setting's value as a config has it.
+    """Return a setting's value as written in a config.
 
     >>> shown(None), shown(1.0), shown("B")
     ('null', '1', 'B')
@@ -30,10 +30,10 @@ def differences(
     """Name the settings that differ from the paper's, with its value.
 
     Args:
-        experiment: the paper's.
+        experiment: the paper's experiment.
         algorithm: name of the algorithm.
-        settings: by their names in a config, and ``seeds``, their number.
-        alphas: what the paper's rule gives for the numbers of pseudo-domains.
+        settings: the run's settings by their names in a config, and ``seeds``, their number.
+        alphas: the paper's alpha for the run's numbers of pseudo-domains.
 
     >>> differences("pacs_b", "FedAvg", {"rounds": 3, "alpha": 0.5, "min_clients": 2}, {0.55})
     ['rounds 3 (paper 150)', 'alpha 0.5 (paper 0.55)', 'min_clients 2 (not in the paper)']
