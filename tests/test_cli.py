@@ -114,6 +114,11 @@ def test_a_missing_class_and_a_broken_image(image_tree: Path, capsys: pytest.Cap
         (["predcit", "--run", "nowhere", "x.png"], "Did you mean 'predict'?"),
         (["predict", "--run", "nowhere", "--weights", "bset", "x.png"], "Did you mean 'best'?"),
         (["suite", "--seeds", "0,x"], "--seeds to be numbers such as 0,1,2 or 2..7 but got '0,x'"),
+        (["suite", "--num_domains", "1..99999999999"], "--num_domains to be numbers such as"),
+        (["suite", "--run_dir", "seeds", "--lr", "0"], "--lr"),  # a value that is the name of an option
+        (["suite", "--seed", "5"], "--seed"),  # no option is abbreviated
+        (["fit", "--res", "run"], "--res"),
+        (["test", "--run", "nowhere", "--data", "x.yaml"], "--data"),
         (["diagnose", "--max_epochs", "0"], "--max_epochs"),
         (["report"], "RUNS"),
         (["fit", "--config=\n"], "--config"),
@@ -146,7 +151,8 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "M, the number of pseudo-domains" in texts["fit"]
     assert "Numbers of pseudo-domains to try, such as 2..7" in texts["suite"]
     assert "Batch sizes to try." in texts["diagnose"]
-    assert "Their folder, if they have moved since the run." in texts["test"]
+    assert "Folder of the images, if they have moved since the run." in texts["test"]
+    assert "--data.root" in texts["test"]
     assert "Image files, or folders of them." in texts["predict"]
 
 

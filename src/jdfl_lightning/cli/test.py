@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-
-@dataclass(frozen=True)
-class Images:
-    """Where the run's images are now."""
-
-    root: str | None = None
-    """Their folder, if they have moved since the run."""
 
 
 def evaluate(
     run: Path,
     score: Literal["max", "sum"] | None = None,
-    data: Images = Images(),
+    data__root: str | None = None,
     trust: bool = False,
 ) -> int:
     """evaluate the saved weights of a run again
@@ -28,7 +19,7 @@ def evaluate(
     Args:
         run: Folder of the run.
         score: Predict a class by its largest output, or by the sum of its probabilities; null for the run's way.
-        data: Where the run's images are now.
+        data__root: Folder of the images, if they have moved since the run.
         trust: Import whatever classes the run folder names, even if you did not make it here.
     """
     from rich.console import Console
@@ -42,8 +33,8 @@ def evaluate(
     from jdfl_lightning.ui.display import open_display
 
     found = read_run(run)
-    others = [] if data.root is None else ["--data.root", data.root]
-    others += [] if score is None else ["--score", score]
+    others = [] if data__root is None else [f"--data.root={data__root}"]
+    others += [] if score is None else [f"--score={score}"]
     settings = usable_settings(run, trust)
     saved = {name: value for name, value in settings.items() if name not in ("logger", "backend")}
     experiment = parse_experiment(f"{PROGRAM} test", others, saved)

@@ -55,7 +55,7 @@ def _explain(message: str, positional: Sequence[str] = ()) -> str:
 
 def _parser(program: str, description: str | None) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    return ArgumentParser(prog=program, exit_on_error=False, description=description)
+    return ArgumentParser(prog=program, exit_on_error=False, description=description, allow_abbrev=False)
 
 
 def _add_settings(parser: ArgumentParser, skip: set[str]) -> None:
@@ -87,7 +87,8 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
     """Parse the arguments of a command, a function whose annotations and docstring define the options.
 
     A parameter `settings` gets all arguments that are not options of the command: the settings of a run, for
-    `parse_experiment`. A list parameter without a default is positional, with one or more values.
+    `parse_experiment`. A list parameter without a default is positional, with one or more values. Two underscores in a
+    name are a dot in the option's: ``data__root`` is ``--data.root``, a text.
 
     Args:
         program: name of the command in help texts.
@@ -99,10 +100,13 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
     own = {name for name in signature if name != "settings"}
     positional = [name for name, p in signature.items() if "list" in str(p.annotation) and p.default is p.empty]
     parser = _parser(program, (command.__doc__ or "").partition("\n")[0])
-    parser.add_function_arguments(command, skip={"settings", *positional})
+    dotted = {name: name.replace("__", ".") for name in own if "__" in name}
+    parser.add_function_arguments(command, skip={"settings", *positional, *dotted})
+    texts = dict(re.findall(r"^ +(\w+): (.*)", command.__doc__ or "", re.MULTILINE))
     for name in positional:
-        text = re.search(rf"^ +{name}: (.*)", command.__doc__ or "", re.MULTILINE)
-        parser.add_argument(name, nargs="+", type=Path, metavar=name.upper(), help=text[1] if text else None)
+        parser.add_argument(name, nargs="+", type=Path, metavar=name.upper(), help=texts.get(name))
+    for name, option in dotted.items():
+        parser.add_argument(f"--{option}", type=str, default=signature[name].default, help=texts.get(name))
     if takes_settings and {"-h", "--help"} & set(args):
         _add_settings(parser, own)
     mine, settings = _split(args, own) if takes_settings else (list(args), [])
@@ -110,7 +114,7 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
         found = parser.instantiate(parser.parse_args([*mine, *(arg for arg in settings if arg in ("-h", "--help"))]))
     except ArgumentError as error:
         raise InputError(f"{_explain(str(error), positional)} (see {program} --help)") from error
-    return {name: found[name] for name in own} | ({"settings": settings} if takes_settings else {})
+    return {name: found[dotted.get(name, name)] for name in own} | ({"settings": settings} if takes_settings else {})
 
 
 def _split(args: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
@@ -119,10 +123,11 @@ def _split(args: Sequence[str], names: Collection[str]) -> tuple[list[str], list
     >>> _split(["--lr", "0.1", "--seeds", "0,1", "--num_domains=3"], {"seeds", "num_domains"})
     (['--seeds', '0,1', '--num_domains=3'], ['--lr', '0.1'])
     """
+    options = {f"--{name}" for name in names}
     parts: tuple[list[str], list[str]] = ([], [])
     value_follows = False
     for arg in args:
-        mine = value_follows or arg.partition("=")[0].removeprefix("--") in names
+        mine = value_follows or arg.partition("=")[0] in options
         parts[0 if mine else 1].append(arg)
         value_follows = mine and not value_follows and "=" not in arg
     return parts

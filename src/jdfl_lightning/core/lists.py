@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 T = TypeVar("T")
+_MOST = 10_000
+"""Numbers that a list can have."""
 
 
 class _Separated(list[T]):
@@ -40,10 +42,14 @@ class Numbers(_Separated[int]):
     def _read(self, text: str) -> list[int]:
         first, dots, last = text.partition("..")
         try:
-            numbers = list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
+            if dots:
+                begin = int(first)
+                numbers = list(range(begin, min(int(last), begin + _MOST) + 1))
+            else:
+                numbers = [int(part) for part in text.split(",")]
         except ValueError:
             numbers = []
-        if not numbers:
+        if not 0 < len(numbers) <= _MOST:
             raise ValueError(f"expected numbers such as 0,1,2 or 2..7 but got {text!r}")
         return numbers
 

@@ -41,6 +41,7 @@ class WandbRounds(WandbLogger):
         super().__init__(name=name, project=project, offline=offline, entity=entity, group=group, tags=tags)
         self.entity, self.group, self.tags = entity, group, tags
         self.project, self.offline = project, offline
+        self._wandb_init.pop("anonymous", None)  # which W&B warns of, even if it is not set
 
     @property
     def name(self) -> str | None:
