@@ -114,7 +114,12 @@ MISTAKES = [
         "",
         "class_names has no doc",
     ),
-    ("src/jdfl_lightning/config.py", '"""T, communication rounds."""', "", "Experiment.rounds has no docstring"),
+    (
+        "src/jdfl_lightning/config/experiment.py",
+        '"""T, communication rounds."""',
+        "",
+        "Experiment.rounds has no docstring",
+    ),
     (
         "src/jdfl_lightning/algorithms/base.py",
         "        state: what this",

@@ -180,7 +180,7 @@ def test_ctrl_c_ends_the_suite(capsys: pytest.CaptureFixture[str], monkeypatch: 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jdfl_lightning.server.rounds.evaluate", interrupt)
+    monkeypatch.setattr("jdfl_lightning.server.rounds.evaluate_round", interrupt)
     assert main(["suite", *COMMON, "--supervisions", "base", "--seeds", "0,1"]) == 130
     shown = capsys.readouterr()
     assert "go on with: the same command" in shown.out
