@@ -1,5 +1,5 @@
 # make fit        the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
-# make check      the same environment with the extra `test`; lint, types, doctests and all quick tests: five minutes
+# make check      the same environment with the extra `test`; lint, types, doctests and all quick tests
 # make test       the same with the tests that start a federation, Ray, notebooks or a browser, or kill processes
 # make docs       the documentation site, in build/site; a broken link or a missing docstring is an error
 # make bench      all benchmarks, in about three hours on two cores; they write their tables into docs/
