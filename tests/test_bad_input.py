@@ -453,7 +453,7 @@ def test_sigterm_saves_and_ends(backend: list[str]) -> None:
         Path("go").touch()
         out, err = run.communicate(timeout=300)
     assert (run.returncode, err) == (143, "jdfl-lightning: terminated\n")
-    assert out.splitlines()[-1] == "go on with: jdfl-lightning fit --resume cut"
+    assert out.splitlines()[-1] == "resume with: jdfl-lightning fit --resume cut"
     assert [file.name for file in Path("cut/checkpoints").iterdir()] == ["1.safetensors"]
     until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), what="the end of all processes")
     for rest in (["--resume", "cut"], [*arguments, "--run_dir", "whole"]):

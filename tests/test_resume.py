@@ -361,7 +361,7 @@ def test_ctrl_c_ends_after_the_current_client() -> None:
         out, err = run.communicate(timeout=300)
     assert run.returncode == 130, err
     assert "stopping after the current client" in out
-    assert "go on with: jdfl-lightning fit --resume run" in out
+    assert "resume with: jdfl-lightning fit --resume run" in out
     assert "Traceback" not in err
     last = int(read_run(Path("run")).last["round"])
     assert Path(f"run/checkpoints/{last}.safetensors").exists()

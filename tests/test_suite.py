@@ -183,7 +183,7 @@ def test_ctrl_c_ends_the_suite(capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.setattr("jdfl_lightning.server.rounds.evaluate_round", interrupt)
     assert main(["suite", *COMMON, "--supervisions", "base", "--seeds", "0,1"]) == 130
     shown = capsys.readouterr()
-    assert "go on with: the same command" in shown.out
+    assert "resume with: the same command" in shown.out
     assert "fit --resume" not in shown.out
     assert not Path("suite/fedavg-base-seed1").exists()
 

@@ -87,5 +87,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminated = isinstance(error, Terminated)
         print(f"{PROGRAM}: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
         if isinstance(error, Interrupted) and str(error):
-            print(f"go on with: {error}")
+            print(f"resume with: {error}")
         return TERMINATED if terminated else INTERRUPTED

@@ -125,16 +125,16 @@ class Experiment:
     """Refuse an update whose norm is more than this many times the median of its round; null to refuse none."""
     min_clients: int = setting(1, in_paper=False)
     """Client answers that a round needs; with fewer it is repeated with newly sampled clients."""
-    checkpoint: Checkpointing = setting(factory=Checkpointing, group=True)
+    checkpoint: Checkpointing = setting(group=Checkpointing)
     """What is saved so that a run can be resumed."""
-    clustering: Clustering = setting(factory=Clustering, group=True)
+    clustering: Clustering = setting(group=Clustering)
     """Phase 1: how pseudo-domains are discovered."""
     discovery: str | None = setting(None, role="place")
     """Folder of a run, or of `discover`, whose discovery is reused instead of repeated; M may differ."""
     backend: Backend = setting(factory=PoolBackend, role="place")
     """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other) or
     RayBackend (on a cluster)."""
-    trainer: TrainerOptions = setting(factory=TrainerOptions, group=True)
+    trainer: TrainerOptions = setting(group=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
     logger: WandbRounds | Logger | bool = setting(False, role="output")
     """false, true for Weights & Biases (WandbRounds), or any Lightning logger; metrics.csv is written in any case."""

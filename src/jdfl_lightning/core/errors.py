@@ -160,5 +160,5 @@ def plain(text: str, most: int = 300) -> str:
     >>> plain("no\\x1b[2J luck\\n"), plain("x" * 9, most=4)
     ('no [2J luck', 'x...')
     """
-    line = "".join(letter if letter.isprintable() else " " for letter in text[: most + 1]).strip()
+    line = "".join(c if c.isprintable() else " " for c in text[: most + 1]).strip()
     return line if len(line) <= most else f"{line[: most - 3]}..."

@@ -14,11 +14,11 @@ fast they are computed. output: what is shown, kept and written. All but `result
 def setting(
     default: Any = dataclasses.MISSING,
     *,
-    factory: Callable[[], Any] = dataclasses.MISSING,  # type: ignore[assignment]
+    factory: Callable[[], Any] | None = None,
     role: Role = "result",
     phase_1: bool = False,
     in_paper: bool = True,
-    group: bool = False,
+    group: type | None = None,
 ) -> Any:
     """Return a dataclass field with its role.
 
@@ -28,10 +28,13 @@ def setting(
         role: the role of the setting.
         phase_1: whether clients' updates in Phase 1 depend on it.
         in_paper: whether the paper has it; if not, its default is what the paper does.
-        group: whether its value is a dataclass of settings with their own roles.
+        group: a dataclass of settings with their own roles, which is the setting's type; its defaults are the default.
     """
     metadata = {"role": role, "phase_1": phase_1, "in_paper": in_paper, "group": group}
-    return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+    factory = factory or group
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +58,8 @@ def declared_settings(settings: type, prefix: str = "") -> Iterator[Declared]:
     """
     for field in dataclasses.fields(settings):
         role, name = field.metadata, f"{prefix}{field.name}"
-        if role["group"]:
-            yield from declared_settings(field.default_factory, f"{name}.")  # type: ignore[arg-type]
+        if role["group"] is not None:
+            yield from declared_settings(role["group"], f"{name}.")
         else:
             yield Declared(name, field.default, role["role"], role["phase_1"], role["in_paper"])
 

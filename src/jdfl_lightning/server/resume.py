@@ -44,7 +44,8 @@ def run_settings(folder: Path) -> dict[str, Any]:
 def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that a resumed run must share, by dotted name: those that change a round's numbers."""
     flat = dict(flat_settings(settings))
-    return {key: value for key, value in flat.items() if key not in chosen(flat, free_settings())}
+    free = chosen(flat, free_settings())
+    return {key: value for key, value in flat.items() if key not in free}
 
 
 def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, why: str) -> None:
@@ -77,7 +78,7 @@ def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
 
 def check_updates(experiment: Experiment, folder: Path) -> None:
     """Raise an `InputError` that names a setting that would have changed the updates of a discovery."""
-    why = "clients would have sent other updates in Phase 1, so that this discovery cannot be taken up."
+    why = "clients would have sent other updates in Phase 1, so this discovery cannot be reused."
     require_equal(_phase_1(run_settings(folder)), _phase_1(as_dict(experiment)), folder, why)
 
 

@@ -84,7 +84,7 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
     names = matrix.names()
     first = [f"--algorithm={algorithm}" for algorithm in list(names)[:1]]
     common = parse(_after_configs(args, first))
-    require(common.resume is None, "--resume", "left out: the same command goes on with a suite,", common.resume)
+    require(common.resume is None, "--resume", "left out: the same command resumes a suite,", common.resume)
     folder = Path(common.run_dir or f"{RUNS}/suite-{_config_name(args) or type(common.data).__name__.lower()}")
     a_run = any((folder / name).exists() for name in (CONFIG, METRICS))
     require(not a_run, "--run_dir", "a folder for runs", f"{folder}, which is that of a run")

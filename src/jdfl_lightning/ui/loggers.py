@@ -91,10 +91,10 @@ def _why_offline(base_url: str, api_key: str | None) -> str | None:
     """Return why W&B cannot be reached, or None if it can."""
     address = urlparse(base_url)
     host = address.hostname or ""
-    known = api_key or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    known: object = api_key or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
     if not known:
         try:
-            known = bool(netrc.netrc(os.environ.get("NETRC")).authenticators(host))  # type: ignore[assignment]
+            known = bool(netrc.netrc(os.environ.get("NETRC")).authenticators(host))
         except (OSError, netrc.NetrcParseError):
             known = None
     if not known:
