@@ -14,15 +14,22 @@ ARGS ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: fit check test lint docs wheel bench notebooks clean
+.PHONY: fit check test lint quick everything docs wheel bench notebooks clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
 
-check: lint
+# types are checked on one core, beside the tests
+check:
+	@$(MAKE) --no-print-directory --jobs 2 lint quick
+
+test:
+	@$(MAKE) --no-print-directory --jobs 2 lint everything
+
+quick: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test: lint
+everything: $(VENV)/.installed-test
 	$(PYTEST) $(ARGS)
 
 lint: $(VENV)/.installed-test

@@ -2,6 +2,7 @@
 
     python benchmarks/bits.py --output before.json
     python benchmarks/bits.py --compare before.json
+    python benchmarks/bits.py --compare before.json --only 'SCAFFOLD-*-LocalBackend'
 
 Every optimizer with every supervision, one client after the other, in a pool, on Ray and on Flower's messages, which
 have to agree where OMP_NUM_THREADS is 1; runs that are killed in the middle and resumed; discovery by sketches, with
@@ -21,8 +22,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
+from fnmatch import fnmatch
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -70,12 +73,20 @@ def fit_with_a_kill(folder: str, *args: str) -> None:
     fit(folder, "--resume", folder)
 
 
-def on_flower(folder: str, config: str) -> None:
+def on_ray(folder: str, *args: str) -> None:
+    """Train on a Ray of this process."""
+    if not ray.is_initialized():
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    fit(folder, *args)
+
+
+def on_flower(algorithm: str, supervision: str) -> None:
     """Train at two sites whose messages go through Flower's bytes."""
     from flower_grid import run_on_grid
 
+    Path("flower.yaml").write_text(yaml.safe_dump(SETTINGS | {"algorithm": algorithm, "supervision": supervision}))
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        run_on_grid(config, {"run_dir": folder}, sites=2)
+        run_on_grid("flower.yaml", {"run_dir": f"flower-{algorithm}-{supervision}"}, sites=2)
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -95,36 +106,40 @@ def digest(folder: Path) -> dict[str, str]:
     return found
 
 
-def matrix() -> Iterator[str]:
-    """Run everything in this folder; give the name of each run as it ends."""
+def matrix(only: str) -> Iterator[str]:
+    """Run everything whose name matches a pattern in this folder; give the name of each run as it ends."""
     Path("small.yaml").write_text(yaml.safe_dump(SETTINGS))
+    for name, run in runs():
+        if fnmatch(name, only):
+            run()
+            yield name
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def runs() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Give the name of every run, and what runs it."""
     for algorithm in ALGORITHMS:
         for supervision in SUPERVISIONS:
             for backend in ("LocalBackend", "PoolBackend"):
                 name = f"{algorithm}-{supervision}-{backend}"
                 workers = ["--backend.workers=2"] if backend == "PoolBackend" else []
-                fit(name, *options(algorithm=algorithm, supervision=supervision, backend=backend), *workers)
-                yield name
+                chosen = options(algorithm=algorithm, supervision=supervision, backend=backend)
+                yield name, partial(fit, name, *chosen, *workers)
         name = f"{algorithm}-graded-resumed"
-        fit_with_a_kill(name, *options(algorithm=algorithm, supervision="graded", backend="LocalBackend"))
-        yield name
+        chosen = options(algorithm=algorithm, supervision="graded", backend="LocalBackend")
+        yield name, partial(fit_with_a_kill, name, *chosen)
     for newcomers in ("nearest", "update"):
         name = f"newcomers-{newcomers}"
         late = options(
             supervision="graded", backend="LocalBackend", clustering__fraction=0.5, clustering__newcomers=newcomers
         )
-        fit(name, *late, "--clustering.sketch_dim=64")
-        yield name
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        yield name, partial(fit, name, *late, "--clustering.sketch_dim=64")
     for algorithm, supervision in product(ALGORITHMS, SUPERVISIONS):
         name = f"{algorithm}-{supervision}-RayBackend"
-        fit(name, *options(algorithm=algorithm, supervision=supervision, backend="RayBackend", backend__actors=1))
-        yield name
-        name = f"flower-{algorithm}-{supervision}"
-        Path("flower.yaml").write_text(yaml.safe_dump(SETTINGS | {"algorithm": algorithm, "supervision": supervision}))
-        on_flower(name, "flower.yaml")
-        yield name
-    ray.shutdown()
+        chosen = options(algorithm=algorithm, supervision=supervision, backend="RayBackend", backend__actors=1)
+        yield name, partial(on_ray, name, *chosen)
+        yield f"flower-{algorithm}-{supervision}", partial(on_flower, algorithm, supervision)
 
 
 def apart(found: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -134,7 +149,7 @@ def apart(found: Mapping[str, Mapping[str, str]]) -> list[str]:
         name
         for run in runs
         for name in (f"{run}-PoolBackend", f"{run}-RayBackend", f"flower-{run}")
-        if found[name] != found[f"{run}-LocalBackend"]
+        if name in found and found[name] != found.get(f"{run}-LocalBackend", found[name])
     ]
 
 
@@ -143,13 +158,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the hashes there")
     parser.add_argument("--compare", type=Path, help="compare with the hashes of an earlier call")
+    parser.add_argument("--only", default="*", help="a pattern of names: run these alone")
     args = parser.parse_args()
     before = json.loads(args.compare.read_text()) if args.compare else {}
+    before = {name: value for name, value in before.items() if fnmatch(name, args.only)}
     output = args.output and args.output.absolute()
     found: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for name in matrix():
+        for name in matrix(args.only):
             found[name] = digest(Path(name))
             changed = [what for what, value in before.get(name, found[name]).items() if found[name].get(what) != value]
             print(name, *found[name].values(), *[f"{what} DIFFERS" for what in changed], flush=True)

@@ -14,7 +14,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch.utils.data import DataLoader, TensorDataset
 
 from jdfl_lightning import DigitsDomains, JointModule, PaperCNN, discover_domains
-from jdfl_lightning.data.loader import to_input
+from jdfl_lightning.data.transforms import to_input
 
 SIZE = 16
 

@@ -19,20 +19,21 @@ from pathlib import Path
 from random_images import RandomImages
 from timing import write_section
 
-from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, LocalBackend, PoolBackend
+from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, LocalBackend, PoolBackend, RunCallback
 from jdfl_lightning.backends import Backend
 from jdfl_lightning.client.fit import Workspace
-from jdfl_lightning.server.rounds import Journal, ServerState, run_rounds
+from jdfl_lightning.server.events import Events
+from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.storage.checkpoint import ClientStates
 
 
-class Tidy(Journal):
+class Tidy(RunCallback):
     """Removes states that are no longer needed, as checkpoints do."""
 
     def __init__(self, states: ClientStates) -> None:
         self.states = states
 
-    def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
+    def round_aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Keep the newest state of each client."""
         for client, round in set(self.states.kept()) - set(state.clients.items()):
             self.states.remove(client, round)
@@ -57,7 +58,7 @@ def measure(clients: int, per_round: int, rounds: int, backend: str, algorithm: 
         state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
         states = ClientStates(Path(folder))
         with where.open(run, states) as runner:
-            run_rounds(run, runner, state, Tidy(states))
+            run_rounds(run, runner, state, Events(Tidy(states)))
         disk = sum(file.stat().st_size for file in Path(folder).iterdir())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"peak": peak / 1024, "disk": disk / 2**20}

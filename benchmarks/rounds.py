@@ -54,7 +54,7 @@ def bare_round(run: Experiment, weights: Tensors, channels_last: bool) -> Tensor
     for client, indices in enumerate(run.data.partition.clients):
         network.load_state_dict(weights)
         network.to(memory_format=layout)
-        sgd = torch.optim.SGD(network.parameters(), lr=run.lr)
+        sgd = torch.optim.SGD(network.parameters(), lr=run.local_optimizer.argument("lr"))
         shuffle = torch_generator(0, "shuffle", 1, client)
         for _ in range(run.epochs):
             order = indices[torch.randperm(len(indices), generator=shuffle)]

@@ -67,7 +67,7 @@ def main() -> None:
             write, _ = least(lambda state=state: states.save(0, 1, state))  # type: ignore[misc]
             read, state = least(lambda: states.load(0, 1))
             local = algorithm.local(task, state)
-            local.lr_sum = 1.0
+            local.lr_sums = dict.fromkeys(params, 1.0)
             with torch.no_grad():
                 begin, _ = least(lambda local=local: local.begin(params))  # type: ignore[misc]
                 each, _ = least(lambda local=local: local.correct(params))  # type: ignore[misc]

@@ -44,7 +44,7 @@ def main() -> None:
     def bare() -> None:
         for client in range(done["bare"], done["bare"] + block):
             module = workspace.module(weights, buffers)
-            sgd = torch.optim.SGD(module.parameters(), lr=run.lr)
+            sgd = torch.optim.SGD(module.parameters(), lr=run.local_optimizer.argument("lr"))
             for images, labels, _ in data.client_loader(client, 0, 32, torch_generator(0, "shuffle", 1, client)):
                 sgd.zero_grad()
                 cross_entropy(module(images), labels).backward()

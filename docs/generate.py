@@ -30,11 +30,13 @@ from mkdocs.structure.pages import Page
 import jdfl_lightning
 from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.backends import Backend
+from jdfl_lightning.callbacks import RunCallback
 from jdfl_lightning.cli import COMMANDS, PROGRAM, main, summary
 from jdfl_lightning.config import Experiment, as_dict
+from jdfl_lightning.config.arguments import argument_names
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.federation.server import SitesBackend
-from jdfl_lightning.ui.loggers import WandbRounds
+from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(jdfl_lightning.__file__).parent
@@ -76,7 +78,8 @@ def choices() -> dict[str, list[type]]:
         "data": [item for item in classes if issubclass(item, DomainDataModule)],
         "algorithm": [item for item in classes if issubclass(item, Algorithm)],
         "backend": [*(item for item in classes if issubclass(item, Backend)), SitesBackend],
-        "logger": [WandbRounds],
+        "callbacks": [item for item in classes if issubclass(item, RunCallback) and item is not RunCallback],
+        "logger": [WandbRounds, CSVLogger, TensorBoardLogger],
     }
 
 
@@ -93,8 +96,9 @@ def settings() -> str:
         if name in nested:
             kind, value, text = "settings", f"[below](#{name})", text
         elif name in choices():
-            kind = f"[class](#{name})" if name != "logger" else f"[class](#{name}), true or false"
-            value = f"`{_plain(value) if name == 'logger' else _named(value)}`"
+            form = {"logger": "{}, true or false", "callbacks": "list of {}"}.get(name, "{}")
+            kind = form.format(f"[class](#{name})")
+            value = f"`{_plain(value) if name in ('logger', 'callbacks') else _named(value)}`"
         else:
             value = f"`{_plain(value)}`"
         rows.append((f"`{name}`", kind, value, text))
@@ -125,10 +129,16 @@ def _fields(kind: type) -> Iterator[tuple[str, str, Any, str]]:
         default = kind()
         found = {entry.name: getattr(default, entry.name) for entry in dataclasses.fields(kind) if entry.init}
     else:
-        hints = get_type_hints(vars(kind)["__init__"])
-        texts = _arguments(kind)
-        parameters = inspect.signature(kind).parameters.values()
-        found = {parameter.name: parameter.default for parameter in parameters}
+        hints, texts, found = {}, {}, {}
+        for name in argument_names(kind):  # also those of a base, which **options stand for
+            signatures = {
+                base: inspect.signature(vars(base)["__init__"]) for base in kind.__mro__ if "__init__" in vars(base)
+            }
+            base = next(base for base, signature in signatures.items() if name in signature.parameters)
+            hints[name] = get_type_hints(vars(base)["__init__"])[name]
+            found[name] = signatures[base].parameters[name].default
+            if name in (described := _arguments(base)):
+                texts[name] = described[name]
     for name, value in found.items():
         if name not in texts:
             log.warning(f"{kind.__name__}.{name} has no docstring: a setting that nobody can know the meaning of.")
@@ -168,9 +178,14 @@ def _package() -> griffe.Module:
     return package
 
 
+def _path(item: Any) -> str:
+    """Return where a class, function or module of the package is defined."""
+    return str(item.__name__) if inspect.ismodule(item) else f"{item.__module__}.{item.__qualname__}"
+
+
 def _described(item: Any) -> griffe.Object:
-    """Return what the source says of a class or function of the package."""
-    found = _package()[f"{item.__module__}.{item.__qualname__}".removeprefix("jdfl_lightning.")]
+    """Return what the source says of a class, function or module of the package."""
+    found = _package()[_path(item).removeprefix("jdfl_lightning.")]
     assert isinstance(found, griffe.Object)
     return found
 
@@ -219,11 +234,11 @@ def api() -> str:
     groups: dict[str, list[Any]] = {}
     for name in jdfl_lightning.__all__:
         item = getattr(jdfl_lightning, name)
-        groups.setdefault(item.__module__.split(".")[1], []).append(item)
+        groups.setdefault(_path(item).split(".")[1], []).append(item)
     parts = []
     for group in sorted(groups):
         items = sorted(groups[group], key=lambda item: item.__name__.lower())
-        directives = "\n\n".join(f"::: {item.__module__}.{item.__qualname__}" for item in items)
+        directives = "\n\n".join(f"::: {_path(item)}" for item in items)
         parts.append(f"## {group}\n\n{_first_line(import_module(f'jdfl_lightning.{group}'))}\n\n{directives}")
     return "\n\n".join(parts)
 

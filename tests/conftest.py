@@ -4,48 +4,63 @@ import functools
 import io
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # The networks of the tests are tiny: a second thread only waits, and waits actively, on a core that another process of
 # pytest-xdist works on. OpenMP reads this when torch is imported, and so does every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The process of pytest-xdist that hands out the tests runs none, and the others wait for it: what takes seconds to
+# import is imported where it is needed.
 
-import docstring_parser
-import numpy as np
 import pytest
-import torch
 from hypothesis import settings
-from PIL import Image
-from torch import Tensor
 
-from helpers import digits
-from jdfl_lightning import DigitsDomains
-from jdfl_lightning.client.trainer import survives_half_precision
-from jdfl_lightning.core.files import write_whole
+if TYPE_CHECKING:
+    from torch import Tensor
 
+    from jdfl_lightning import DigitsDomains
+
+# Ray gives up a worker that has not started in a minute, and a node that has not answered for as long.
+for name in (
+    "worker_register_timeout_seconds",
+    "gcs_server_request_timeout_seconds",
+    "gcs_rpc_server_connect_timeout_s",
+):
+    os.environ.setdefault(f"RAY_{name}", "300")
+os.environ.setdefault("RAY_health_check_timeout_ms", "300000")
 # how long an example takes says something about the machine alone
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
-torch.set_num_threads(1)  # whatever the variable said
-# a virtual machine may announce a matrix unit that it does not have
-survives_half_precision()
 # a shell that starts the tests in the background has them, and what they start, ignore Ctrl-C
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)  # when the tests that are not asked for are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take long, so that no process of pytest-xdist ends with one while the others idle."""
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    import torch
+
+    from jdfl_lightning.client.trainer import survives_half_precision
+
+    # here, as the package's doctests have no fixtures of this file
+    torch.set_num_threads(1)  # whatever the variable said
+    # a virtual machine may announce a matrix unit that it does not have
+    survives_half_precision()
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    length = {path: path.stat().st_size for path in {item.path for item in items}}
+    items.sort(key=lambda item: (item.path not in slow, -length[item.path]))
 
 
 @pytest.fixture(autouse=True)
 def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has its own cache, secrets and working folder, and W&B stays on this machine."""
+    """Every test has its own cache, secrets, working folder and import path, and W&B stays on this machine."""
     monkeypatch.setenv("JDFL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(sys, "path", list(sys.path))  # commands add the working folder
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -53,10 +68,15 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _computed_once() -> Iterator[None]:
-    """What comes out the same in every test: the embedded digits, and what the parser of settings reads in docstrings.
+    """What comes out the same in every test: the embedded digits, and the parser of settings.
 
-    A test that changes its images changes a copy.
+    A test that changes its images changes a copy. The parser has no state, and those of commands read docstrings.
     """
+    import docstring_parser
+
+    from jdfl_lightning import DigitsDomains
+    from jdfl_lightning.config import parsing
+
     render = DigitsDomains.load
 
     @functools.cache
@@ -65,6 +85,7 @@ def _computed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DigitsDomains, "load", lambda data: tuple(found.clone() for found in rendered(data.size)))
+        patch.setattr(parsing, "make_parser", functools.cache(parsing.make_parser))
         patch.setattr(docstring_parser, "parse_from_object", functools.cache(docstring_parser.parse_from_object))
         yield
 
@@ -75,6 +96,10 @@ def _pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     What they look like is tested where they are drawn by themselves, and by runs in processes of their own.
     """
+    from PIL import Image
+
+    from jdfl_lightning.core.files import write_whole
+
     pixel = io.BytesIO()
     Image.new("L", (1, 1)).save(pixel, "png")
     for module in ("run", "session"):
@@ -82,14 +107,27 @@ def _pixels(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(name, lambda _, file: write_whole(file, pixel.getvalue()))
 
 
+@pytest.fixture(autouse=True)
+def _silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that show progress by default show none: what is shown is tested by displays that a test makes."""
+    from jdfl_lightning.ui.display import Display
+
+    monkeypatch.setattr("jdfl_lightning.ui.display.default_display", Display)
+
+
 @pytest.fixture
 def small_digits() -> DigitsDomains:
+    from helpers import digits
+
     return digits()
 
 
 @pytest.fixture
 def image_tree(tmp_path: Path) -> Path:
     """2 domains x 3 classes x 6 images of 16 px, each class with a colour of its own."""
+    import numpy as np
+    from PIL import Image
+
     root = tmp_path / "tree"
     rng = np.random.default_rng(0)
     for domain, offset in (("bright", 100), ("dark", 0)):

@@ -29,13 +29,14 @@ class FakeGrid(Grid):
     """Nodes that are there at once and answer at once.
 
     Args:
-        app: every node's.
+        config: of the app. Every node has a process of its own, and so an app of its own.
         nodes: the node-config of each, by id.
         run_config: what `flwr run` was given.
     """
 
-    def __init__(self, app: ClientApp, nodes: Mapping[int, Mapping[str, Any]], run_config: Mapping[str, Any]) -> None:
-        self.app = app
+    def __init__(self, config: str, nodes: Mapping[int, Mapping[str, Any]], run_config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.apps: dict[int, ClientApp] = {}
         self.contexts = {
             node: Context(1, node, dict(config), RecordDict(), dict(run_config)) for node, config in nodes.items()
         }
@@ -77,7 +78,9 @@ class FakeGrid(Grid):
         node = message.metadata.dst_node_id
         if node not in self.present:
             return Message(Error(5, "Node Unavailable"), reply_to=message)
-        reply = self.app(copy.copy(message), self.contexts[node])
+        if node not in self.apps:
+            self.apps[node] = make_client_app(self.config)
+        reply = self.apps[node](copy.copy(message), self.contexts[node])
         return self.tamper(message, reply)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -102,7 +105,7 @@ def on_grid(config: str, run_config: Mapping[str, Any], sites: int) -> FakeGrid:
         100 + site: {"partition-id": site, "num-partitions": sites, "state-dir": str(Path("states").absolute())}
         for site in range(sites)
     }
-    return FakeGrid(make_client_app(config), nodes, run_config)
+    return FakeGrid(config, nodes, run_config)
 
 
 def serve(config: str, grid: FakeGrid, run_config: Mapping[str, Any]) -> None:

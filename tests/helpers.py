@@ -10,24 +10,37 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning import SCAFFOLD, DigitsDomains, DomainDataModule, Experiment, FedAvg, LocalBackend, LocalUpdate, fit
+from jdfl_lightning import (
+    SCAFFOLD,
+    Clustering,
+    DigitsDomains,
+    DomainDataModule,
+    Experiment,
+    FedAvg,
+    LocalBackend,
+    LocalUpdate,
+    RoundReport,
+    RunCallback,
+    fit,
+)
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import as_dict
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
-from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.data.partition import Partition
-from jdfl_lightning.server.rounds import Journal, RoundReport
+from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
-from jdfl_lightning.storage.folder import Run, read_run
+from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.trust import sign
 from jdfl_lightning.ui.display import Display
 
@@ -40,14 +53,20 @@ def digits(num_clients: int = 4) -> DigitsDomains:
 
 
 def experiment(**settings: Any) -> Experiment:
-    """A run of a few seconds."""
+    """A run of a second.
+
+    A client has 359 or 360 images: three whole batches and a smaller one in an epoch, and one epoch in Phase 1. Most of
+    the time of a step is overhead, so that smaller batches or more epochs would cost three times as much.
+    """
     defaults: dict[str, Any] = {
         "data": digits(),
         "backbone": "helpers.tiny_net",
         "rounds": 2,
         "epochs": 1,
+        "batch_size": 96,
         "client_fraction": 1.0,
         "num_domains": 3,
+        "clustering": Clustering(epochs=1),
         "backend": LocalBackend(),
     }
     return Experiment(**(defaults | settings))
@@ -84,24 +103,43 @@ def alive(pid: int) -> bool:
 
 @functools.cache
 def _shelf() -> tempfile.TemporaryDirectory[str]:
-    """Where this process keeps the runs that it has trained for `finished`."""
+    """Where this process keeps what it has trained for `finished` and `discovered`."""
     return tempfile.TemporaryDirectory(prefix="finished-")
 
 
-def finished(run_dir: str, **settings: Any) -> Run:
+def _copied(make: Callable[[Experiment], Path], run_dir: str, settings: dict[str, Any]) -> Path:
+    """A copy of the folder that a command leaves, with the signature of the test's own user; it is made once."""
+    wanted = experiment(**settings)
+    told = make.__name__ + json.dumps(as_dict(wanted), sort_keys=True)
+    kept = Path(_shelf().name) / hashlib.sha256(told.encode()).hexdigest()
+    if not kept.exists():
+        make(replace(wanted, run_dir=str(kept.with_suffix(".new")))).rename(kept)
+    shutil.copytree(kept, run_dir)
+    config = Path(run_dir) / "config.yaml"
+    config.write_bytes(sign(config.read_bytes().partition(b"\n")[2]))
+    return Path(run_dir)
+
+
+def _fitted(run: Experiment) -> Path:
+    return fit(run).folder
+
+
+def finished(run_dir: str, **settings: Any) -> SavedRun:
     """A run as ``fit(experiment(run_dir=..., ...))`` leaves it, for tests of what comes after.
 
     A process of pytest trains it once and gives each test a copy, with the signature of the test's own user.
     """
-    wanted = experiment(**settings)
-    name = hashlib.sha256(json.dumps(as_dict(wanted), sort_keys=True).encode()).hexdigest()
-    kept = Path(_shelf().name) / name
-    if not kept.exists():
-        fit(replace(wanted, run_dir=str(kept.with_suffix(".new")))).folder.rename(kept)
-    shutil.copytree(kept, run_dir)
-    config = Path(run_dir) / "config.yaml"
-    config.write_bytes(sign(config.read_bytes().partition(b"\n")[2]))
-    return read_run(Path(run_dir))
+    return read_run(_copied(_fitted, run_dir, settings))
+
+
+def discovered(run_dir: str, **settings: Any) -> Path:
+    """The same of ``discover(experiment(run_dir=..., ...))``."""
+    return _copied(discover, run_dir, settings)
+
+
+def targets(table: Tensor) -> Record:
+    """What clients are sent by a supervision that is a table."""
+    return {"supervision": {"table": table}}
 
 
 class Watched(LocalRunner):
@@ -121,14 +159,23 @@ class Watched(LocalRunner):
             yield result
 
 
-class Reports(Journal):
+@dataclass(frozen=True)
+class Told:
+    """What a callback is told of a round that was run."""
+
+    state: ServerState
+    metrics: Mapping[str, float]
+
+
+class Reports(RunCallback):
     """Collects what is told of rounds."""
 
     def __init__(self) -> None:
-        self.all: list[RoundReport] = []
+        self.all: list[Told] = []
 
-    def evaluated(self, report: RoundReport) -> None:
-        self.all.append(report)
+    def round_evaluated(self, report: RoundReport) -> None:
+        assert report.state is not None
+        self.all.append(Told(report.state, report.row))
 
 
 def contents(folder: str) -> dict[str, Any]:

@@ -11,13 +11,16 @@ from typing import Any
 
 import yaml
 
+from jdfl_lightning.config import as_dict
 from jdfl_lightning.storage.metrics import write_metrics
+from jdfl_lightning.supervision import short_names, supervision_name
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 
 
 def config(algorithm: str = "FedAvg", supervision: str = "base", seed: int = 0, **settings: Any) -> dict[str, Any]:
     """Settings as a run's config.yaml has them: setting B of the paper."""
+    options = {name: settings.pop(name) for name in ("alpha", "tau", "phi") if name in settings}
     return {
         "seed_everything": seed,
         "data": {
@@ -26,11 +29,8 @@ def config(algorithm: str = "FedAvg", supervision: str = "base", seed: int = 0, 
         },
         "backbone": "PaperCNN",
         "algorithm": {"class_path": f"jdfl_lightning.algorithms.{algorithm}", "init_args": {"weighting": "samples"}},
-        "supervision": supervision,
+        "supervision": as_dict(short_names()[supervision](**options)),
         "num_domains": None,
-        "alpha": None,
-        "tau": 0.1,
-        "phi": 1.0,
         "rounds": 150,
         "client_fraction": 0.5,
         "epochs": 5,
@@ -64,7 +64,7 @@ def write_run(
         for number, accuracy in enumerate(accuracies, start=1)
     ]
     write_metrics(folder, rows)
-    if settings["supervision"] != "base":
+    if supervision_name(settings["supervision"]) != "base":
         (folder / "discovery.json").write_text(json.dumps({"num_domains": num_domains, "data": data}))
     return folder
 

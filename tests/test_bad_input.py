@@ -60,6 +60,7 @@ from jdfl_lightning.server import journal as journals
 from jdfl_lightning.server.resume import require_equal
 from jdfl_lightning.storage.metrics import append_metrics
 from jdfl_lightning.studies.inference import Prediction, write_predictions
+from jdfl_lightning.supervision import Graded
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer as Unseen
@@ -151,7 +152,7 @@ def test_a_huge_image_is_refused_by_its_header(
         (Experiment, {"score": "maximum"}, r"--score to be one of 'max', 'sum' but got 'maximum'"),
         (Clustering, {"criterion": "elbo"}, r"--clustering\.criterion .*Did you mean 'elbow'"),
         (Clustering, {"newcomers": "nearst"}, r"--clustering\.newcomers .*Did you mean 'nearest'"),
-        (TrainerOptions, {"precision": "32"}, r"--trainer\.precision to be one of '32-true'"),
+        (TrainerOptions, {"precision": "33"}, r"--trainer\.precision to be one of '32-true'"),
         (FedAvg, {"weighting": "sample"}, r"--algorithm\.weighting .*Did you mean 'samples'"),
         (MOON, {"weighting": "none"}, r"--algorithm\.weighting to be one of"),
         (RobustFedAvg, {"rule": "mean"}, r"--algorithm\.rule to be one of 'median', 'trimmed_mean' but got 'mean'"),
@@ -169,7 +170,7 @@ def test_a_huge_image_is_refused_by_its_header(
         (Experiment, {"lr": float("inf")}, r"--lr to be positive and finite but got inf"),
         (Experiment, {"lr": np.float64(0.1)}, r"--lr to be of type float but got np\.float64\(0\.1\)"),
         (Experiment, {"lr": False}, r"--lr to be of type float but got False"),
-        (Experiment, {"alpha": "0.5"}, r"--alpha to be of type float but got '0\.5'"),
+        (Graded, {"alpha": "0.5"}, r"--supervision.alpha to be of type float but got '0\.5'"),
         (PoolBackend, {"workers": "all"}, r"--backend\.workers to be of type int or 'auto' but got 'all'"),
         (PoolBackend, {"workers": True}, r"--backend\.workers to be of type int"),
         (Clustering, {"layers": ["a", 3]}, r"--clustering\.layers to be of type str or list\[str\]"),
@@ -196,7 +197,7 @@ class Own(FedAvg):
 def test_what_is_meant_is_taken() -> None:
     """An int for a float, a path for a string, a logger, hints that cannot be read."""
     given: dict[str, Any] = {"run_dir": Path("x"), "algorithm": Own()}
-    Experiment(lr=1, alpha=None, logger=True, **given)
+    Experiment(lr=1, supervision=Graded(alpha=1), logger=True, **given)
     given = {"weighting": "all"}
     with pytest.raises(InputError, match="weighting"):
         Own(**given)
@@ -205,8 +206,8 @@ def test_what_is_meant_is_taken() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--supervision", "Graded"], "Did you mean 'graded'?"),
-        (["--clustering.criterion", "silhuette"], "Did you mean 'silhouette'?"),
+        (["--supervision", "gradedd"], "Did you mean graded?"),
+        (["--clustering.criterion", "silhuette"], "Did you mean silhouette?"),
         (["--trainer.precision", "bf16-mixt"], "Did you mean 'bf16-mixed'?"),
         (["--trainer.accelerator=tpu"], "--trainer"),
         (["--config"], "--config"),
@@ -254,7 +255,7 @@ class Given(DomainDataModule):
         return found
 
 
-IMAGES = torch.zeros(24, 4, 4, 3, dtype=torch.uint8)
+IMAGES = torch.arange(24, dtype=torch.uint8).view(24, 1, 1, 1).expand(24, 4, 4, 3).clone()
 LABELS, DOMAINS = torch.arange(24) % 3, torch.arange(24) // 12
 
 

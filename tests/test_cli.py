@@ -47,17 +47,17 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--rounds", "0"], "--rounds"),
         (["--data.size", "30"], "multiple of 8 but got 30"),
         (["--data.size", "0"], "--data.size"),
-        (["--alpha", "0"], "--alpha"),
-        (["--alpha", "1.5"], "--alpha"),
-        (["--alpha", "nan"], "--alpha"),
+        (["--supervision=graded", "--supervision.alpha", "0"], "--supervision.alpha"),
+        (["--supervision=graded", "--supervision.alpha", "1.5"], "--supervision.alpha"),
+        (["--supervision=graded", "--supervision.alpha", "nan"], "--supervision.alpha"),
         (["--trainer.devices", "0"], "--trainer"),
         (["--trainer.devices", "2", "--trainer.accelerator", "cpu"], "--trainer.devices"),
         (["--logger", "WandbRounds", "--logger.project", "a/b"], "--logger"),
         (["--backbone", "vit_b_16"], "--data.size"),
         (["--clustering.layers", "[nothing.*]"], "nothing.*"),
-        (["--tau", "0"], "--tau"),
-        (["--phi", "1.01"], "--phi"),
-        (["--phi", "-0.5"], "--phi"),
+        (["--supervision", "graded", "--supervision.tau", "0"], "--supervision.tau"),
+        (["--supervision.phi", "1.01"], "--supervision.phi"),
+        (["--supervision.phi", "-0.5"], "--supervision.phi"),
         (["--score", "mean"], "--score"),
         (["--lr", "-1"], "--lr"),
         (["--epochs", "0"], "--epochs"),
@@ -142,9 +142,9 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert done.value.code == 0
         texts[command] = " ".join(capsys.readouterr().out.split())
     settings = [
-        "Learning rate of local SGD.",
+        "Learning rate of the local optimizer;",
         "E_0, local epochs from theta_0 whose update is looked at.",
-        "Lightning's precision.",
+        "Lightning's precision;",
     ]
     for command in ("fit", "discover", "diagnose", "suite"):
         assert all(sentence in texts[command] for sentence in settings)

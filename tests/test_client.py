@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import Reports, digits, experiment
+from helpers import Reports, digits, experiment, targets
 from jdfl_lightning import Algorithm, Experiment, FedAvg, LocalUpdate, TrainerOptions, fit
 from jdfl_lightning.backends import LocalBackend
 from jdfl_lightning.client.fit import Workspace, fit_client
@@ -27,6 +27,7 @@ from jdfl_lightning.core.seeding import derive_seed, isolated_randomness, sample
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, flatten
 from jdfl_lightning.joint import RandomTargets, dense_targets
 from jdfl_lightning.models import build_backbone
+from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_record
 
@@ -34,12 +35,12 @@ from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_re
 def task_for(run: Experiment, client: int = 1, number: int = 3, m: int = 3) -> FitTask:
     weights, buffers = Workspace(run).initial(m)
     table = RandomTargets(m, phi=0.8).table
-    return FitTask(client, number, run.seed_everything, weights, buffers, domain=2, table=table)
+    return FitTask(client, number, run.seed_everything, weights, buffers, domain=2, learned=targets(table))
 
 
 def test_fit_client_is_plain_sgd_on_soft_targets() -> None:
     """The same mathematics written out: shuffled batches, a drawn domain for each sample, KL to the dense target."""
-    run = experiment(epochs=2, lr=0.1, momentum=0.9, weight_decay=0.01)
+    run = experiment(epochs=2, batch_size=32, lr=0.1, momentum=0.9, weight_decay=0.01)
     task = task_for(run)
     result, _ = fit_client(Workspace(run), task, {})
 
@@ -245,7 +246,7 @@ def play(run: Experiment) -> list[ServerState]:
     state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
     reports = Reports()
     with LocalBackend().open(run, ClientStates(Path("clients"))) as runner:
-        run_rounds(run, runner, state, reports)
+        run_rounds(run, runner, state, Events(reports))
     return [report.state for report in reports.all]
 
 
@@ -395,7 +396,13 @@ def test_records_survive_and_damage_is_named(tmp_path: Path) -> None:
 def test_bytes_are_counted() -> None:
     table = torch.eye(2)
     task = FitTask(
-        0, 1, 0, {"w": torch.zeros(3)}, {"b": torch.zeros(2, dtype=torch.long)}, {"c": {"w": table}}, table=table
+        0,
+        1,
+        0,
+        {"w": torch.zeros(3)},
+        {"b": torch.zeros(2, dtype=torch.long)},
+        {"c": {"w": table}},
+        learned=targets(table),
     )
     assert task.num_bytes == 12 + 16 + 16 + 16
     assert FitResult(0, 1, 1, weights={"w": torch.zeros(3)}, upload={"c": {"w": table}}).num_bytes == 12 + 16

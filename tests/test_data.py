@@ -17,8 +17,9 @@ from PIL import Image
 from jdfl_lightning import PACS, DigitsDomains, ImageFolderDomains, OfficeCaltech
 from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.data import cache
-from jdfl_lightning.data.loader import BatchLoader, to_input
+from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.data.partition import apportion, partition
+from jdfl_lightning.data.transforms import to_input
 
 # --- who holds which image
 
@@ -299,7 +300,7 @@ def test_cache_is_used_and_follows_the_files(image_tree: Path, monkeypatch: pyte
     first = load()
     assert torch.equal(first, fresh)
     real = cache.decode
-    monkeypatch.setattr(cache, "decode", lambda path, size: pytest.fail("decoded again"))
+    monkeypatch.setattr(cache, "decode", lambda *_: pytest.fail("decoded again"))
     assert torch.equal(load(), first)
     monkeypatch.setattr(cache, "decode", real)
     Image.fromarray(np.full((9, 9, 3), 255, dtype=np.uint8)).save(image_tree / "bright" / "class0" / "0.png")
@@ -370,6 +371,6 @@ def test_second_start_reads_the_cache_in_no_time(real_data: Path) -> None:
     root = str(real_data / "office_caltech_10")
     OfficeCaltech(root=root, size=8).setup()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "decode", lambda path, size: pytest.fail("decoded again"))
+        patch.setattr(cache, "decode", lambda *_: pytest.fail("decoded again"))
         OfficeCaltech(root=root, size=8).setup()
     assert len(list(cache.cache_folder().glob("*.npy"))) == 1

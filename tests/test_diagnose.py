@@ -49,7 +49,7 @@ def test_one_training_answers_for_every_epoch_and_layer() -> None:
 def test_findings_are_those_of_discover() -> None:
     """ARI with M given, and what both criteria pick, as `discover` has them with the same settings."""
     run = experiment(data=digits(8))
-    folder = diagnose(run, SMALL)
+    folder = diagnose(run, SMALL).folder
     findings = read_findings(folder)
     assert len(findings) == 2 * 2 * 2 * 3
     for finding in findings:
@@ -83,14 +83,14 @@ class CutAt(Display):
 
 def test_a_sweep_goes_on_where_it_was() -> None:
     """Finished cases are not trained again; the table is that of an uninterrupted sweep, here in a pool."""
-    whole = diagnose(experiment(run_dir="whole"), SMALL)
+    whole = diagnose(experiment(run_dir="whole"), SMALL).folder
     with pytest.raises(CutError):
         diagnose(experiment(run_dir="cut"), SMALL, CutAt("case 3/4"))
     display = CutAt()
-    cut = diagnose(experiment(resume="cut", backend=PoolBackend(workers=2, threads=1)), SMALL, display)
+    cut = diagnose(experiment(resume="cut", backend=PoolBackend(workers=2, threads=1)), SMALL, display).folder
     assert display.steps == 2 * 4
     assert (cut / "diagnosis.csv").read_text() == (whole / "diagnosis.csv").read_text()
-    assert diagnose(experiment(resume="cut"), SMALL, again := CutAt()) == cut
+    assert diagnose(experiment(resume="cut"), SMALL, again := CutAt()).folder == cut
     assert again.steps == 0
     with pytest.raises(InputError, match=r"--lr to be 0\.05"):
         diagnose(experiment(resume="cut", lr=0.1), SMALL)
@@ -98,9 +98,9 @@ def test_a_sweep_goes_on_where_it_was() -> None:
 
 def test_auto_does_not_mix_up_sweeps_and_runs() -> None:
     sweep = Sweep(seeds=(0,), batch_sizes=(32,), epochs=1)
-    first = diagnose(experiment(), sweep)
+    first = diagnose(experiment(), sweep).folder
     found = discover(experiment())
-    assert diagnose(experiment(resume="auto"), sweep) == first
+    assert diagnose(experiment(resume="auto"), sweep).folder == first
     with pytest.raises(InputError, match=r"of a run but .* is that of a diagnosis"):
         fit(experiment(resume=str(first)))
     with pytest.raises(InputError, match=r"of a diagnosis but .* is that of a run"):
@@ -112,7 +112,7 @@ def test_auto_does_not_mix_up_sweeps_and_runs() -> None:
 
 def test_sketches_are_tried_beside() -> None:
     run = experiment(data=digits(10), clustering=Clustering(sketch_dim=256))
-    findings = read_findings(diagnose(run, Sweep(seeds=(0,), batch_sizes=(16,), epochs=2)))
+    findings = read_findings(diagnose(run, Sweep(seeds=(0,), batch_sizes=(16,), epochs=2)).folder)
     for found in findings:
         options = replace(run.clustering, epochs=found.epochs, batch_size=16, layers=found.layers)
         if found.layers != "A":  # whose 130 entries are fewer than the sketch's
@@ -143,7 +143,7 @@ def test_an_error_in_a_later_case_loses_nothing(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(KeyboardInterrupt):
         diagnose(experiment(run_dir="stopped"), SMALL, Failing(KeyboardInterrupt, "case 1/4"))
     sweep = Sweep(seeds=(0,), batch_sizes=(32,), epochs=1)
-    assert len(read_findings(diagnose(experiment(resume="stopped"), sweep))) == 3
+    assert len(read_findings(diagnose(experiment(resume="stopped"), sweep).folder)) == 3
 
 
 def finding(**changes: Any) -> Finding:
@@ -205,3 +205,12 @@ def test_diagnose_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         assert main([*common, *bad]) == 2
         assert named in capsys.readouterr().err
     assert sorted(path.name for path in Path().iterdir()) == ["sweep"]
+
+
+def test_a_failing_client_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("no luck")
+
+    monkeypatch.setattr("jdfl_lightning.backends.base.fit_client", fail)
+    with pytest.raises(InputError, match=r"^Expected every client to answer but client 0 failed: .*no luck$"):
+        diagnose(experiment(run_dir="sweep"), Sweep([0], [64], 1))

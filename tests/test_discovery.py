@@ -18,20 +18,23 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from helpers import Reports, contents, digits, experiment
+from helpers import Reports, contents, digits, discovered, experiment, targets
 from jdfl_lightning import Clustering, Experiment, GradedTargets, PoolBackend, TrainerOptions, fit
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.cli import main
 from jdfl_lightning.client.fit import Workspace, fit_client
-from jdfl_lightning.clustering.clusters import PseudoDomains, best_silhouette, cluster, elbow, project
+from jdfl_lightning.clustering.clusters import PseudoDomains, cluster, project
+from jdfl_lightning.clustering.criteria import best_silhouette, elbow
 from jdfl_lightning.clustering.updates import Updates, unit, update_vector
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitFailure, FitResult, FitTask
+from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.phase1 import assign_newcomers, collect_updates, discovery_clients
 from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
 from jdfl_lightning.storage.discoveries import read_discovery
+from jdfl_lightning.supervision import Random
 from jdfl_lightning.ui.display import Display
 
 
@@ -61,7 +64,7 @@ def test_update_vector_by_hand() -> None:
 @pytest.mark.parametrize("sizes", [[2, 2, 2, 4], [8, 9, 7, 16], [3, 3]])
 def test_clear_clusters_are_found(criterion: str, sizes: list[int]) -> None:
     vectors, truth = blobs(sizes, noise=0.3, seed=0)
-    found = cluster(of(vectors), None, criterion, 10, seed=0)  # type: ignore[arg-type]
+    found = cluster(of(vectors), None, criterion, 10, seed=0)
     assert found.num_domains == len(sizes)
     assert adjusted_rand_score(truth, list(found.assignments.values())) == 1
     assert found.criterion == criterion
@@ -324,7 +327,7 @@ def test_clients_without_a_usable_update_are_named_and_left_out() -> None:
 def test_newcomers_send_what_they_would_have_sent() -> None:
     """A share of the clients takes part; the others' vectors, when they come, are those of a full Phase 1."""
     full = experiment(data=digits(8))
-    part = replace(full, clustering=Clustering(fraction=0.5))
+    part = replace(full, clustering=Clustering(epochs=1, fraction=0.5))
     asked = discovery_clients(part)
     assert len(asked) == 4
     assert asked == discovery_clients(part)
@@ -340,7 +343,7 @@ def test_newcomers_send_what_they_would_have_sent() -> None:
 
 def test_a_newcomer_that_fails_draws_anew() -> None:
     """Its first answer is that of Phase 1; if it is of no use, the next ones are others, in every attempt."""
-    part = experiment(data=digits(8), clustering=Clustering(fraction=0.5))
+    part = experiment(data=digits(8), clustering=Clustering(epochs=1, fraction=0.5))
     theta_0 = Workspace(part).initial(1)
     domains = cluster(
         collect_updates(part, Faulty(part, {}), Workspace(part), nothing, nothing), 3, "elbow", 10, seed=0
@@ -383,7 +386,7 @@ def test_newcomers_have_their_pseudo_domain_in_their_first_round(void: int) -> N
     weights, buffers = workspace.initial(3)
     state = ServerState(0, weights, buffers, {}, domains=domains)
     runner, reports = Recorder(run, void), Reports()
-    after = run_rounds(run, runner, state, reports, workspace.initial(1)).domains
+    after = run_rounds(run, runner, state, Events(reports), workspace.initial(1)).domains
     assert after is not None
     probes = [task for call in runner.calls for task in call if task.round == DISCOVERY_ROUND]
     fits = [call for call in runner.calls if call[0].round == 1]
@@ -392,9 +395,9 @@ def test_newcomers_have_their_pseudo_domain_in_their_first_round(void: int) -> N
     assert after.newcomers
     for task in fits[-1]:
         assert task.domain == after.of(task.client) != UNKNOWN
-        assert task.table is not None
-        assert torch.equal(task.table, GradedTargets(after.centroids).table)
-        assert not torch.equal(task.table, GradedTargets(domains.centroids).table)
+        table = task.learned["supervision"]["table"]
+        assert torch.equal(table, GradedTargets(after.centroids).table)
+        assert not torch.equal(table, GradedTargets(domains.centroids).table)
     metrics = reports.all[0].metrics
     assert metrics["joined"] == len(after.newcomers)
     sent = sum(task.num_bytes for task in probes) + sum(task.num_bytes for task in fits[-1])
@@ -430,11 +433,11 @@ def test_an_unknown_client_shares_its_mass_among_all() -> None:
     run = experiment(supervision="hard")
     workspace = Workspace(run)
     weights, buffers = workspace.initial(3)
-    task = FitTask(1, 1, 0, weights, buffers, domain=UNKNOWN, table=torch.eye(3))
-    even = replace(task, domain=2, table=torch.full((3, 3), 1 / 3))
+    task = FitTask(1, 1, 0, weights, buffers, domain=UNKNOWN, learned=targets(torch.eye(3)))
+    even = replace(task, domain=2, learned=targets(torch.full((3, 3), 1 / 3)))
     assert _equal(fit_client(workspace, task, {})[0], fit_client(workspace, even, {})[0])
     assert not _equal(fit_client(workspace, task, {})[0], fit_client(workspace, replace(task, domain=0), {})[0])
-    workspace = Workspace(replace(run, supervision="random"))
+    workspace = Workspace(replace(run, supervision=Random()))
     assert _equal(fit_client(workspace, task, {})[0], fit_client(workspace, replace(task, domain=1), {})[0])
 
 
@@ -446,7 +449,7 @@ LATE: dict[str, Any] = {
     "supervision": "graded",
     "rounds": 4,
     "client_fraction": 0.5,
-    "clustering": Clustering(fraction=0.5, sketch_dim=64, newcomers="update"),
+    "clustering": Clustering(epochs=1, fraction=0.5, sketch_dim=64, newcomers="update"),
 }
 
 
@@ -520,11 +523,11 @@ def test_discovery_is_taken_up() -> None:
     [
         ({"seed_everything": 1}, "--seed_everything to be 0"),
         ({"lr": 0.02}, "--lr to be 0.05"),
-        ({"batch_size": 8}, "--clustering.batch_size to be 32"),
-        ({"clustering": Clustering(epochs=1)}, "--clustering.epochs to be 3"),
-        ({"clustering": Clustering(sketch_dim=8)}, "--clustering.sketch_dim to be None"),
-        ({"clustering": Clustering(fraction=0.8)}, "--clustering.fraction to be 1.0"),
-        ({"clustering": Clustering(layers="A")}, "--clustering.layers to be 'B'"),
+        ({"batch_size": 8}, "--clustering.batch_size to be 96"),
+        ({"clustering": Clustering(epochs=2)}, "--clustering.epochs to be 1"),
+        ({"clustering": Clustering(epochs=1, sketch_dim=8)}, "--clustering.sketch_dim to be None"),
+        ({"clustering": Clustering(epochs=1, fraction=0.8)}, "--clustering.fraction to be 1.0"),
+        ({"clustering": Clustering(epochs=1, layers="A")}, "--clustering.layers to be 'B'"),
         ({"momentum": 0.5}, "--momentum to be 0.0"),
         ({"weight_decay": 0.5}, "--weight_decay to be 0.0"),
         ({"trainer": TrainerOptions(precision="64-true")}, "--trainer.precision to be '32-true'"),
@@ -535,14 +538,14 @@ def test_discovery_is_taken_up() -> None:
     ],
 )
 def test_another_discovery_is_refused(changes: dict[str, Any], named: str) -> None:
-    folder = discover(experiment(run_dir="found"))
+    folder = discovered("found")
     with pytest.raises(InputError, match=named):
         fit(experiment(**({"discovery": str(folder), "run_dir": "new"} | changes)))
     assert not Path("new").exists()
 
 
 def test_discovery_of_other_images_is_refused() -> None:
-    folder = discover(experiment(run_dir="found"))
+    folder = discovered("found")
     record = read_discovery(folder)
     (folder / "discovery.json").write_text(json.dumps(record | {"data": "others"}))
     with pytest.raises(InputError, match="of the same images"):
@@ -553,7 +556,7 @@ def test_discovery_of_other_images_is_refused() -> None:
 
 
 def test_sketches_cross_instead_of_vectors() -> None:
-    run = experiment(clustering=Clustering(sketch_dim=64))
+    run = experiment(clustering=Clustering(epochs=1, sketch_dim=64))
     updates = collect_updates(run, Faulty(run, {}), Workspace(run), nothing, nothing)
     assert updates.vectors.shape == (4, 64)
     assert updates.bytes_up == 4 * 64 * 4
@@ -571,7 +574,7 @@ def test_discover_shows_what_it_found(capsys: pytest.CaptureFixture[str], monkey
         assert part in shown
     for name in ("ink", "chalk", "photo", "outline"):
         assert name in shown
-    assert "jdfl-lightning fit --discovery found" in shown
+    assert "--discovery found" in shown
     assert record["bytes_up"] == 10 * 4 * record["vector_length"]
     before = {file: file.read_bytes() for file in Path("found").iterdir()}
     for bad, named in (

@@ -117,7 +117,7 @@ class Page:
     def _yaml(self, text: str) -> None:
         """Settings are taken by the parser, those of a module by Lightning's; what a page has saved can be named."""
         Path("block.yaml").write_text(text)
-        if "model" in yaml.safe_load(text):
+        if "model" in (settings := yaml.safe_load(text)) and "rounds" not in settings:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a command line that is none
                 model = LightningCLI(JointModule, args=["--config", "block.yaml"], run=False).model
@@ -275,10 +275,12 @@ def stopped_before_training() -> Iterator[None]:
     def stop(*_: Any, **__: Any) -> NoReturn:
         raise Accepted
 
+    importlib.import_module("jdfl_lightning.studies.matrix")  # before anything that it imports is replaced
+    suite = importlib.import_module("jdfl_lightning.studies.suite")
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (("server.run", "fit"), ("server.run", "discover"), ("studies.diagnose", "diagnose")):
             patch.setattr(importlib.import_module(f"jdfl_lightning.{module}"), name, stop)
-        patch.setattr(importlib.import_module("jdfl_lightning.studies.suite"), "run_suite", stop)
+        patch.setattr(suite, "run_suite", stop)
         yield
 
 

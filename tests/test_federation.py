@@ -87,14 +87,14 @@ def equal(ours: Any, theirs: Any) -> bool:
 
 def sent(payload: Payload) -> Payload:
     """What the other end of Flower's wire reads."""
-    grid = FakeGrid(make_client_app("digits"), {}, {})  # gives messages a sender
+    grid = FakeGrid("digits", {}, {})  # gives messages a sender
     assert not grid.present
     return from_records(over_the_wire(Message(to_records(payload), 1, "train")).content)
 
 
-@given(weights=TENSORS, buffers=TENSORS, record=RECORDS, table=st.booleans(), since=st.integers(0, 9))
-def test_requests_cross_unchanged(weights: Any, buffers: Any, record: Any, table: bool, since: int) -> None:
-    task = FitTask(3, 2, 7, weights, buffers, record, 5, 1.25, -1, since, 1, True, torch.eye(2) if table else None)
+@given(weights=TENSORS, buffers=TENSORS, record=RECORDS, learned=RECORDS, since=st.integers(0, 9))
+def test_requests_cross_unchanged(weights: Any, buffers: Any, record: Any, learned: Any, since: int) -> None:
+    task = FitTask(3, 2, 7, weights, buffers, record, 5, 1.25, -1, since, 1, True, learned)
     other = replace(task, client=8, weight=1 / 3, since=0)
     models = {"": weights, "mean": {"w": torch.ones(2)}}
     for request in (
@@ -117,7 +117,8 @@ def test_a_model_that_is_the_tasks_own_crosses_once() -> None:
     weights=TENSORS, buffers=TENSORS, record=RECORDS, loss=st.floats(width=32, allow_nan=False, allow_infinity=False)
 )
 def test_answers_cross_unchanged(weights: Any, buffers: Any, record: Any, loss: float) -> None:
-    result = FitResult(4, 10, 3, 0.1, weights, buffers, record, {"train/loss": loss, "norm/client/c_1": 2.0}, True)
+    metrics_of = {"train/loss": loss, "norm/client/c_1": 2.0}
+    result = FitResult(4, 10, 3, 0.1, weights, buffers, record, metrics_of, True, learned={"supervision": weights})
     answer = Answer(
         [result, FitFailure(2, "no luck")], {"": {"ink": (3, 4), "photo": (0, 9)}, "mean": {"ink": (1, 1)}}, 0.5
     )
@@ -224,7 +225,7 @@ def own_grid(config: str, roots: list[str], run_config: Mapping[str, Any] = RUN)
         7 - site: {"partition-id": site, "data-root": root, "state-dir": str(Path(f"states{site}").absolute())}
         for site, root in enumerate(roots)
     }
-    return FakeGrid(make_client_app(config), nodes, run_config)
+    return FakeGrid(config, nodes, run_config)
 
 
 @pytest.mark.parametrize("supervision", ["base", "graded", "random"])
@@ -471,7 +472,7 @@ def test_precision_survives_new_processes(precision: str) -> None:
     grid = on_grid(config, RUN, sites=2)
 
     def forget(message: Message, reply: Message) -> Message:
-        grid.app = make_client_app(config)
+        grid.apps.clear()
         return reply
 
     grid.tamper = forget
@@ -916,7 +917,7 @@ def test_flower_tells_the_keys_that_nodes_have_proved() -> None:
             keys = {100: pem, 101: b"none"}
             return [NodeInfo(node_id=node, public_key=keys[node]) for node in self.get_node_ids()]
 
-    grid = Known(make_client_app(config), on_grid(config, RUN, sites=2).contexts_config(), RUN)
+    grid = Known(config, on_grid(config, RUN, sites=2).contexts_config(), RUN)
     assert FlowerTransport(grid).nodes() == {100: line, 101: ""}
     said: list[str] = []
     roster = read_roster(write_roster(f"0: {{key: {line} of site 0}}\n1: {{key: {line}}}"))
@@ -929,7 +930,7 @@ class Boastful(FakeGrid):
     """Sites of which the last says that it has as many images as can be said."""
 
     def __init__(self, config: str, sites: int) -> None:
-        super().__init__(make_client_app(config), on_grid(config, RUN, sites).contexts_config(), RUN)
+        super().__init__(config, on_grid(config, RUN, sites).contexts_config(), RUN)
         self.tamper = self.boast
 
     def boast(self, message: Message, reply: Message) -> Message:

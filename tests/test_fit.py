@@ -24,6 +24,7 @@ from helpers import digits, experiment
 from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, ImageFolderDomains, TrainerOptions, fit
 from jdfl_lightning.cli import main
 from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.clustering.criteria import Elbow
 from jdfl_lightning.config import as_dict, parse_experiment, save_config, shipped_configs
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.storage.checkpoint import load_record
@@ -31,6 +32,7 @@ from jdfl_lightning.storage.folder import make_run_folder, read_run
 from jdfl_lightning.storage.metrics import append_metrics
 from jdfl_lightning.storage.names import METRICS
 from jdfl_lightning.storage.weights import load_model
+from jdfl_lightning.supervision import Random, supervision_name
 from jdfl_lightning.ui.display import PlainDisplay
 
 FILES = {"config.yaml", "metrics.csv", "curves.png", "best.safetensors", "last.safetensors", "checkpoints"}
@@ -68,7 +70,7 @@ def test_a_run_and_its_repetition(supervision: str) -> None:
     model = load_model(first, "last")
     m = 1 if supervision == "base" else 3
     assert model.weights["head.weight"].shape == (m * 10, 12)
-    assert read_run(first).config["supervision"] == supervision
+    assert supervision_name(read_run(first).config["supervision"]) == supervision
 
 
 def test_discovery_file() -> None:
@@ -87,7 +89,7 @@ def test_discovery_file() -> None:
 def test_a_run_learns() -> None:
     """5 rounds on the digits at 8 px: every mode gets far above the 10 % of chance."""
     for supervision in ("base", "hard", "graded", "random"):
-        run = fit(experiment(supervision=supervision, rounds=5, epochs=5, lr=0.2, run_dir=supervision))
+        run = fit(experiment(supervision=supervision, rounds=5, epochs=5, batch_size=32, lr=0.2, run_dir=supervision))
         assert run.best["test/acc"] > 0.5, supervision
         assert run.best["test/acc"] == max(row["test/acc"] for row in run.rows) == run.last["test/acc_best"]
 
@@ -243,9 +245,10 @@ def test_configs_are_complete_and_the_papers() -> None:
             if isinstance(value, dict) and "init_args" in value:
                 assert value["init_args"].keys() == full[key]["init_args"].keys(), (name, key)
             elif isinstance(value, dict) and "class_path" not in value:
-                assert value == full[key]
+                assert value == full[key] | ({"criterion": "elbow"} if key == "clustering" else {})
+                assert run.clustering.criterion == Elbow()
         if name != "digits":
-            assert (run.lr, run.momentum, run.weight_decay, run.tau, run.phi) == (0.01, 0, 0, 0.1, 1)
+            assert (run.lr, run.momentum, run.weight_decay, run.supervision) == (0.01, 0, 0, Random(phi=1.0))
             assert (run.clustering.epochs, run.clustering.layers, run.data.size) == (3, "B", 112)
     facts = {
         name: (run.data.num_clients, run.client_fraction, run.epochs, run.rounds, run.data.test_fraction)

@@ -32,7 +32,7 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND
 from jdfl_lightning.core.seeding import torch_generator
 from jdfl_lightning.data.base import DomainDataModule
-from jdfl_lightning.data.loader import to_input
+from jdfl_lightning.data.transforms import to_input
 from jdfl_lightning.server.phase1 import collect_updates, find_domains
 from jdfl_lightning.storage.checkpoint import ClientStates
 

@@ -10,15 +10,15 @@ import torch
 from rich.console import Console
 
 from helpers import digits, experiment, finished
-from jdfl_lightning import ImageFolderDomains, SiteFolders, fit
+from jdfl_lightning import ImageFolderDomains, SiteFolders
 from jdfl_lightning.client.groups import GroupDomains
 from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.report.discovery import discovery_tables, draw_discovery
 from jdfl_lightning.report.run import Drawing, draw_curves
-from jdfl_lightning.storage.weights import load_model
-from jdfl_lightning.studies.inference import predict
+from jdfl_lightning.studies.inference import predictions
+from jdfl_lightning.studies.model import load_to_use
 from jdfl_lightning.ui.display import PlainDisplay
 
 
@@ -30,9 +30,9 @@ def assert_png(picture: Drawing, width: int, height: int) -> None:
 
 
 def test_a_run_is_a_line_and_its_curves_a_picture() -> None:
-    run = fit(experiment(run_dir="run"))
+    run = finished("run")
     best = max(row["test/acc"] for row in run.rows)
-    assert repr(run) == f"Run(run, 2 rounds, best test/acc {best:.4f})"
+    assert repr(run) == f"SavedRun(run, 2 rounds, best test/acc {best:.4f})"
     assert_png(draw_curves(run), 1000, 400)
     assert run.discovery is not None
     assert_png(draw_discovery(run.discovery), 1500, 440)
@@ -83,9 +83,9 @@ def test_groups_have_the_tables_and_the_picture_of_a_run() -> None:
 def test_predict_raises_if_nobody_asks_for_what_cannot_be_read() -> None:
     run = finished("run", rounds=1)
     Path("broken.png").write_bytes(b"broken")
-    model = load_model(run.folder, "last")
+    model = load_to_use(run.folder, "last")
     with pytest.raises(InputError, match=r"broken\.png cannot be read"):
-        list(predict(model, [Path("broken.png")]))
+        list(predictions(model, [Path("broken.png")]))
     unreadable: list[str] = []
-    assert list(predict(model, [Path("broken.png")], unreadable)) == []
+    assert list(predictions(model, [Path("broken.png")], unreadable)) == []
     assert len(unreadable) == 1

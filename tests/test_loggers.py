@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import struct
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,12 @@ import pytest
 import wandb
 import yaml
 
-from helpers import experiment, until
+from helpers import Lines, experiment, until
 from jdfl_lightning import fit
-from jdfl_lightning.config import as_dict
-from jdfl_lightning.core.errors import Note
+from jdfl_lightning.config import as_dict, parse_experiment
+from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.storage.folder import read_run
-from jdfl_lightning.ui.loggers import WandbRounds
+from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
 messages: Any = import_module("wandb.proto.wandb_internal_pb2")
 _BLOCK = 32768
@@ -114,6 +116,68 @@ def test_goes_on_offline_and_says_how_to_sync(account: bool, monkeypatch: pytest
     assert reason in str(notes[0].message)
     assert "\n" not in str(notes[0].message)
     assert len([row for row in read_offline(Path("run"))["history"] if "test/acc" in row]) == 1
+
+
+def test_a_csv_logger_logs_into_the_folder_of_each_run() -> None:
+    """Without arguments; the run's own metrics.csv stays what it is, and the logger can be used again."""
+    logger = CSVLogger()
+    for name in ("one", "two"):
+        run = fit(experiment(run_dir=name, logger=logger, supervision="base"))
+        with Path(f"{name}/csv/version_0/metrics.csv").open() as file:
+            logged = [(int(row["step"]), float(row["test/acc"])) for row in csv.DictReader(file)]
+        assert logged == [(row["round"], row["test/acc"]) for row in run.rows]
+        assert yaml.safe_load(Path(f"{name}/config.yaml").read_text())["logger"]["init_args"]["save_dir"] == ""
+    fit(experiment(resume="one", rounds=3, logger=logger, supervision="base"))
+    assert sorted(path.name for path in Path("one/csv").iterdir()) == ["version_0", "version_1"]
+    fit(experiment(run_dir="three", rounds=1, logger=CSVLogger("logs", "mine", "first"), supervision="base"))
+    assert Path("logs/mine/first/metrics.csv").is_file()
+
+
+def test_tensorboard_logs_into_the_folder_of_the_run() -> None:
+    pytest.importorskip("tensorboardX" if find_spec("tensorboardX") else "tensorboard")
+    fit(experiment(run_dir="run", rounds=1, logger=TensorBoardLogger(), supervision="base"))
+    assert list(Path("run/tensorboard/version_0").glob("events.*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["CSVLoger"], "one of WandbRounds, .*CSVLogger, .*but got 'CSVLoger'. Did you mean 'CSVLogger'"),
+        (["3"], "true, false, one of .* but got '3'"),
+        (["CSVLogger", "--logger.nme", "x"], "option of CSVLogger but it has no --logger.nme"),
+        (["lightning.pytorch.loggers.CSVLogger"], "Expected --logger.save_dir to be given"),
+        (["nothing.Here"], "No module named 'nothing'"),
+    ],
+)
+def test_a_logger_that_cannot_be_used(arguments: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        parse_experiment("fit", ["--logger", *arguments])
+    assert "\n" not in str(error.value)
+
+
+def test_a_logger_of_the_command_line_needs_no_more_than_its_name() -> None:
+    Path("mine.yaml").write_text("logger: {class_path: CSVLogger, init_args: {name: mine}}")
+    for arguments, name in ((["--logger", "CSVLogger"], "csv"), (["--config", "mine.yaml"], "mine")):
+        logger = parse_experiment("fit", arguments).logger
+        assert isinstance(logger, CSVLogger)
+        assert logger.name == name
+
+
+def test_the_address_of_an_online_run_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B itself is not asked: a run of its client that says what an online one would say."""
+    offline = wandb.init
+
+    def init(**settings: Any) -> Any:
+        assert settings["mode"] == "online"
+        run = offline(**settings | {"mode": "offline"})
+        monkeypatch.setattr(type(run), "url", "https://wandb.test/me/runs/1")
+        return run
+
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setattr(wandb, "init", init)
+    lines = Lines()
+    fit(experiment(run_dir="run", rounds=1, logger=True, supervision="base"), lines)
+    assert lines.said[:2] == ["run folder: run", "Weights & Biases: https://wandb.test/me/runs/1"]
 
 
 def test_a_failed_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_what_counts_as_a_path_of_this_machine() -> None:
 
 
 def test_there_are_notebooks() -> None:
-    names = ["01_quickstart", "02_joint_head_without_federation", "03_your_own_data"]
+    names = ["01_quickstart", "02_joint_head_without_federation", "03_your_own_data", "04_your_own_parts"]
     assert [file.stem for file in NOTEBOOKS] == names
 
 
@@ -77,6 +77,12 @@ def test_nothing_is_defined_that_the_package_has(file: Path) -> None:
         tree = ast.parse(re.sub(r"^%%.*\n", "", cell.source))
         made = {node.name for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
         assert not made & set(jdfl_lightning.__all__)
+
+
+@each
+def test_only_public_names_are_imported(file: Path) -> None:
+    for cell in code_cells(nbformat.read(file, as_version=4)):
+        assert not re.search(r"^ *(?:from|import) jdfl_lightning\.", cell.source, re.MULTILINE), cell.source
 
 
 @each

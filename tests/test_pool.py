@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jdfl_lightning
-from helpers import Lines, Mortal, alive, children, contents, digits, experiment, same, until
+from helpers import Lines, Mortal, alive, children, contents, digits, experiment, finished, same, until
 from jdfl_lightning import Experiment, LocalBackend, PoolBackend, TrainerOptions, algorithms, fit
 from jdfl_lightning.backends.dispatch import HELD, Dispatcher, Job, Worker
 from jdfl_lightning.backends.local import LocalRunner
@@ -72,7 +72,7 @@ def test_running_statistics() -> None:
 
 
 def test_a_worker_that_dies_is_replaced() -> None:
-    fit(experiment(supervision="base", run_dir="local"))
+    finished("local", supervision="base")
     Path("life").touch()
     fit(experiment(algorithm=Mortal(str(Path.cwd())), supervision="base", backend=POOL, run_dir="pool"))
     assert not Path("life").exists()
@@ -234,7 +234,8 @@ def run(number, rounds=1):
             supervision="base",
             backend=PoolBackend(workers=2, threads=1),
             run_dir=f"run{number}",
-        )
+        ),
+        progress=False,
     )
 """
 

@@ -25,7 +25,7 @@ from scipy.stats import kstest
 from torch import Tensor, nn
 
 from helpers import Watched, contents, digits, experiment, tiny_net
-from jdfl_lightning import Experiment, PrivateFedAvg, fit
+from jdfl_lightning import Experiment, PrivateFedAvg, RunCallback, fit
 from jdfl_lightning.algorithms.privacy import KEY_BYTES, STEPS, gaussian, keyed_bytes, secret_sample, spent_epsilon
 from jdfl_lightning.cli import main
 from jdfl_lightning.client.fit import Workspace
@@ -35,7 +35,8 @@ from jdfl_lightning.core.messages import FitFailure, FitResult, RoundContext
 from jdfl_lightning.core.seeding import sample_clients
 from jdfl_lightning.core.tensors import Record, norm, sub
 from jdfl_lightning.report.collect import read_runs
-from jdfl_lightning.server.rounds import Journal, ServerState, run_rounds
+from jdfl_lightning.server.events import Events
+from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
 from jdfl_lightning.storage.folder import read_run
 from test_screening import play
@@ -221,7 +222,7 @@ def watch(algorithm: PrivateFedAvg, folder: str, **changes: Any) -> Watched:
     workspace = Workspace(run)
     weights, buffers = workspace.initial(1)
     runner = Watched(workspace, ClientStates(Path(folder)))
-    run_rounds(run, runner, ServerState(0, weights, buffers, algorithm.init_server(weights)), Journal())
+    run_rounds(run, runner, ServerState(0, weights, buffers, algorithm.init_server(weights)), Events(RunCallback()))
     return runner
 
 
@@ -326,12 +327,12 @@ def test_without_the_accountant_nothing_begins(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_private_round_is_never_void() -> None:
     """Nobody answers: theta and noise. One client's failure must not decide who else counts."""
-    quiet = PrivateFedAvg(clip_norm=1.0, noise_multiplier=1e-9)
-    journal = play(lambda r: FitFailure(r.client, "asleep"), rounds=1, algorithm=quiet)
+    changes: dict[str, Any] = {"algorithm": PrivateFedAvg(clip_norm=1.0, noise_multiplier=1e-9), "batch_size": 32}
+    journal = play(lambda r: FitFailure(r.client, "asleep"), rounds=1, **changes)
     (report,) = journal.reports
     assert report.metrics["clients"] == 0
     assert math.isnan(report.metrics["train/loss"])
-    one = play(lambda r: r if r.client == 0 else FitFailure(r.client, "asleep"), folder="o", rounds=1, algorithm=quiet)
+    one = play(lambda r: r if r.client == 0 else FitFailure(r.client, "asleep"), folder="o", rounds=1, **changes)
     moved = norm(sub(one.reports[0].state.weights, report.state.weights))
     assert 0.01 < moved <= 1 / 4 + 1e-6  # at most C over the four that were asked
 

@@ -11,6 +11,7 @@ import pytest
 from jdfl_lightning.config import Experiment, parse_experiment
 from jdfl_lightning.data import PACS, OfficeCaltech
 from jdfl_lightning.report import published
+from jdfl_lightning.supervision import Graded
 
 PACS_SIZES = {"art_painting": 205, "cartoon": 235, "photo": 167, "sketch": 393}
 OFFICE_SIZES = {"amazon": 192, "caltech": 225, "dslr": 32, "webcam": 59}
@@ -135,6 +136,10 @@ def test_settings_are_those_of_the_configs(name: str, algorithm: str, tmp_path: 
 
 def _value_of(experiment: Experiment, setting: str) -> object:
     value: object = experiment
+    if setting == "clustering.criterion":
+        return experiment.clustering.criterion.name
+    if setting == "supervision.tau":
+        return Graded().tau
     for part in setting.split("."):
         value = getattr(value, part)
     return type(value).__name__ if setting == "data" else value

@@ -16,7 +16,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from helpers import Lines, Mortal, Waiting, experiment, same, until
+from helpers import Lines, Mortal, Waiting, experiment, finished, same, until
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, RayBackend, fit
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.errors import InputError, StorageError
@@ -74,7 +74,7 @@ class TestOnOneCluster:
         assert not list(Path("ray").glob(".*"))
 
     def test_an_actor_killed_in_a_round(self) -> None:
-        fit(experiment(supervision="base", run_dir="local"))
+        finished("local", supervision="base")
         Path("life").touch()
         fit(experiment(algorithm=Mortal(str(Path.cwd())), supervision="base", backend=RayBackend(), run_dir="ray"))
         assert not Path("life").exists()
@@ -161,7 +161,8 @@ def test_from_the_command_line_with_no_cluster(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "ray" not in done.stderr.lower()
+    told = [line for line in done.stderr.splitlines() if "Waiting for room" not in line]  # of a busy machine
+    assert "ray" not in "\n".join(told).lower()
     assert (tmp_path / "work/run/best.safetensors").exists()
 
 

@@ -25,13 +25,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
-from helpers import contents, digits, experiment, finished
+from helpers import contents, digits, discovered, experiment, finished
 from jdfl_lightning import Experiment, PoolBackend, algorithms, fit
 from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.core.errors import InputError, Note, StorageError
 from jdfl_lightning.core.files import write_whole
-from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_record
 from jdfl_lightning.storage.folder import lock_run, read_run
 from jdfl_lightning.storage.trust import sign
@@ -65,8 +64,14 @@ def interrupted(after: int, **changes: Any) -> None:
     fit(experiment(resume="cut", **changes))
 
 
-@pytest.mark.parametrize("supervision", ["base", "graded", "random"])
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize(
+    ("name", "supervision"),
+    [  # each with two of the supervisions in `make check`, with the third in `make test`
+        pytest.param(name, supervision, marks=[pytest.mark.slow] * ((row + column) % 3 == 2))
+        for row, name in enumerate(STATEFUL)
+        for column, supervision in enumerate(("base", "graded", "random"))
+    ],
+)
 def test_continued_is_uninterrupted(name: str, supervision: str) -> None:
     """To the bit: weights, client states, server record, metrics, best round."""
     algorithm = getattr(algorithms, name)()
@@ -131,7 +136,7 @@ def test_a_schedule_forbids_more_rounds() -> None:
         ({"algorithm": algorithms.FedAvg(weighting="uniform")}, "--algorithm.weighting"),
         ({"num_domains": 2}, "--num_domains"),
         ({"lr": 0.1}, "--lr"),
-        ({"clustering": {"epochs": 1}}, "--clustering.epochs"),
+        ({"clustering": {"epochs": 2}}, "--clustering.epochs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -201,12 +206,12 @@ def change_settings(folder: Path, **settings: Any) -> None:
 def test_settings_of_a_wrong_type_are_named(
     settings: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(discover(experiment(run_dir="found")), "run")
+    discovered("run")
     shutil.copy("run/config.yaml", "own.yaml")
     change_settings(Path("run"), **settings)
     for command in (
         ["--resume", "run"],
-        ["--resume", "run", "--rounds", "3", "--checkpoint.every", "1", "--clustering.epochs", "3"],
+        ["--resume", "run", "--rounds", "3", "--checkpoint.every", "1", "--clustering.epochs", "1"],
         ["--config", "own.yaml", "--resume", "auto", "--run_dir", "run"],
         ["--config", "own.yaml", "--discovery", "run"],
     ):
@@ -624,3 +629,12 @@ def test_states_between_checkpoints_do_not_pile_up() -> None:
     fit(experiment(rounds=9, run_dir="run", **options), listing)
     assert max(map(len, listing.files)) <= 2 * 4  # of 4 clients: what the kept checkpoint names, and the newest
     assert listing.files[-1] == {f"{client}-9" for client in range(4)}
+
+
+@pytest.mark.parametrize("edited", ["rounds: 2\n", "rounds: 2\ncheckpoint: 5\n", "rounds: x\n", "clustering: 5\n"])
+def test_settings_without_their_groups_are_named(edited: str) -> None:
+    """A config.yaml whose groups are missing or no groups ends in one line."""
+    finished("run")
+    Path("run/config.yaml").write_text(edited)
+    for command in (["fit", "--resume", "run"], ["fit", "--discovery", "run"]):
+        assert main([*command, "--data.size", "8", "--backend", "LocalBackend", "--rounds", "1"]) == 2

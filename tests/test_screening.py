@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import Lines, experiment
+from helpers import Lines, Reports, experiment, finished
 from jdfl_lightning import SCAFFOLD, FedAvg, FedProc, RobustFedAvg, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms import Algorithm, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
@@ -26,7 +26,8 @@ from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundCo
 from jdfl_lightning.core.seeding import sample_clients
 from jdfl_lightning.core.tensors import Record, Tensors, flatten, norm
 from jdfl_lightning.federation.server import SitesBackend
-from jdfl_lightning.server.rounds import Journal, RoundReport, ServerState, run_rounds
+from jdfl_lightning.server.events import Events
+from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.server.screening import Form, screened, why_not, without_outliers
 from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.weights import load_model
@@ -35,18 +36,16 @@ from jdfl_lightning.ui.display import PlainDisplay
 NAN = float("nan")
 
 
-class Refused(Journal):
+class Refused(Reports):
     """Remembers who was refused, and every round's report."""
 
     def __init__(self) -> None:
-        self.reports: list[RoundReport] = []
+        super().__init__()
+        self.reports = self.all
         self.refusals: list[tuple[int, int, str]] = []
 
-    def refused(self, round: int, client: int, reason: str) -> None:
+    def client_refused(self, round: int, client: int, reason: str) -> None:
         self.refusals.append((round, client, reason))
-
-    def evaluated(self, report: RoundReport) -> None:
-        self.reports.append(report)
 
 
 def play(tamper: Callable[[FitResult], FitResult | FitFailure], folder: str = "clients", **changes: Any) -> Refused:
@@ -61,7 +60,7 @@ def play(tamper: Callable[[FitResult], FitResult | FitFailure], folder: str = "c
     workspace, journal = Workspace(run), Refused()
     weights, buffers = workspace.initial(1)
     state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
-    run_rounds(run, Tampering(workspace, ClientStates(Path(folder))), state, journal)
+    run_rounds(run, Tampering(workspace, ClientStates(Path(folder))), state, Events(journal))
     return journal
 
 
@@ -103,8 +102,15 @@ BAD: dict[str, tuple[Callable[[FitResult], FitResult | FitFailure], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def absent(tmp_path_factory: pytest.TempPathFactory) -> Refused:
+    """Two rounds in which client 1 does not answer."""
+    folder = str(tmp_path_factory.mktemp("absent"))
+    return play(lambda r: FitFailure(1, "") if r.client == 1 else r, folder, algorithm=SCAFFOLD(), rounds=2)
+
+
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_answer_does_not_enter(kind: str) -> None:
+def test_a_bad_answer_does_not_enter(kind: str, absent: Refused) -> None:
     """It is named, the round is that of the others, and the client's state stays what it was."""
     tamper, reason = BAD[kind]
     journal = play(tamper, algorithm=SCAFFOLD(), rounds=2)
@@ -112,7 +118,6 @@ def test_a_bad_answer_does_not_enter(kind: str) -> None:
     assert re.search(reason, journal.refusals[0][2])
     assert [report.metrics["refused"] for report in journal.reports] == [1, 1]
     assert journal.reports[-1].state.clients == {0: 2, 2: 2, 3: 2}
-    absent = play(lambda r: FitFailure(1, "") if r.client == 1 else r, folder="other", algorithm=SCAFFOLD(), rounds=2)
     for ours, theirs in zip(journal.reports, absent.reports, strict=True):
         assert torch.equal(flatten(ours.state.weights), flatten(theirs.state.weights))
         assert torch.equal(flatten(ours.state.record["c"]), flatten(theirs.state.record["c"]))
@@ -421,7 +426,7 @@ class Unlucky(FedAvg):
 def test_a_client_that_raises_is_tried_again_and_then_absent() -> None:
     Path("client2").write_text("1")
     once = fit(experiment(algorithm=Unlucky(), supervision="base", run_dir="once", rounds=1))
-    plain = fit(experiment(supervision="base", run_dir="plain", rounds=1))
+    plain = finished("plain", supervision="base", rounds=1)
     assert (once.last["refused"], once.last["test/acc"]) == (0, plain.last["test/acc"])
     Path("client2").write_text("2")
     twice = fit(experiment(algorithm=Unlucky(), supervision="base", run_dir="twice", rounds=1))

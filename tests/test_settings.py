@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from jdfl_lightning.config import Experiment, as_dict, free_settings
+from jdfl_lightning.config import Experiment, as_dict, free_settings, parse_experiment, parsing
+from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
 from jdfl_lightning.data import PACS
 from jdfl_lightning.server.resume import fixed_settings
@@ -24,9 +25,9 @@ def test_every_setting_is_declared_once() -> None:
 def test_what_may_change_on_resume() -> None:
     """The rest alters a round's numbers; where images are is no such thing, which images they are is one."""
     assert set(free_settings()) == {
-        *("rounds", "evaluate_every", "discovery", "backend", "logger", "run_dir", "resume"),
+        *("rounds", "evaluate_every", "callbacks", "discovery", "backend", "logger", "run_dir", "resume"),
         *("checkpoint.every", "checkpoint.keep", "checkpoint.reset_damaged_clients"),
-        *("trainer.accelerator", "trainer.devices"),
+        *("trainer.accelerator", "trainer.devices", "trainer.detect_anomaly"),
         *("data.init_args.root", "data.init_args.roots", "data.init_args.download"),
     }
     before, after = (fixed_settings(as_dict(Experiment(data=PACS(root)))) for root in ("a", "b"))
@@ -38,8 +39,11 @@ def test_what_may_change_on_resume() -> None:
 def test_what_decides_phase_1() -> None:
     """A discovery can be reused by a run with another algorithm, supervision or number of epochs."""
     assert {name for name, setting in DECLARED.items() if setting.phase_1} == {
-        *("seed_everything", "data", "backbone", "lr", "momentum", "weight_decay"),
-        *("trainer.precision", "trainer.gradient_clip_val"),
+        *("seed_everything", "data", "model", "backbone", "backbone_args"),
+        *("lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"),
+        *("trainer.precision", "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm"),
+        *("trainer.accumulate_grad_batches", "trainer.limit_train_batches"),
+        *("trainer.callbacks", "trainer.fast_dev_run"),
         *("clustering.epochs", "clustering.layers", "clustering.fraction", "clustering.sketch_dim"),
     }
 
@@ -48,3 +52,15 @@ def test_what_decides_phase_1() -> None:
 def test_beyond_the_paper_is_off_by_default(name: str) -> None:
     flat: dict[str, Any] = dict(flat_settings(as_dict(Experiment())))
     assert DECLARED[name].default == flat[name]
+
+
+def test_the_parser_keeps_nothing_of_what_it_parsed() -> None:
+    """The tests of a process share one parser (`conftest.py`)."""
+    assert parsing.make_parser("fit") is parsing.make_parser("fit")
+    before = as_dict(parse_experiment("fit", []))
+    changed = ["--supervision", "graded", "--data", "PACS", "--data.root", "x", "--algorithm", "FedDC", "--lr", "0.2"]
+    with pytest.warns(Note, match="--supervision.alpha"):
+        parse_experiment("fit", [*changed, "--alpha", "0.3", "--clustering.epochs", "7"])
+    with pytest.raises(InputError):
+        parse_experiment("fit", [*changed, "--clustering.epochs", "0"])
+    assert as_dict(parse_experiment("fit", [])) == before

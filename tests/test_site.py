@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -74,7 +75,8 @@ def test_every_export_is_there(site: Path) -> None:
     page = (site / "api" / "index.html").read_text()
     for name in jdfl_lightning.__all__:
         item = getattr(jdfl_lightning, name)
-        assert f'id="{item.__module__}.{name}"' in page
+        path = item.__name__ if inspect.ismodule(item) else f"{item.__module__}.{name}"
+        assert f'id="{path}"' in page
     assert ":::" not in page
     assert ":math:" not in page
 

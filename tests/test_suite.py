@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helpers import contents, digits, experiment
+from helpers import contents, digits, discovered, experiment, finished
 from jdfl_lightning import Experiment, fit
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import parse_experiment
@@ -23,7 +23,8 @@ from jdfl_lightning.ui.loggers import WandbRounds
 from test_loggers import read_offline
 
 COMMON = ["--data.size", "8", "--data.num_clients", "4", "--backbone", "helpers.tiny_net", "--rounds", "2"]
-COMMON += ["--epochs", "1", "--client_fraction", "1.0", "--backend", "LocalBackend", "--run_dir", "suite"]
+COMMON += ["--epochs", "1", "--batch_size", "96", "--clustering.epochs", "1", "--client_fraction", "1.0"]
+COMMON += ["--backend", "LocalBackend", "--run_dir", "suite"]
 
 parse = partial(parse_experiment, "suite")
 
@@ -161,7 +162,7 @@ def test_files_of_others_stay() -> None:
     outcomes = run_suite(*plan(parse, COMMON, Combinations(("FedAvg",), ("random",), (0,))))
     assert "thesis.txt" in outcomes[0].failure
     assert strange.read_text() == "mine"
-    run = fit(experiment(run_dir="a_run"))
+    run = finished("a_run")
     with pytest.raises(InputError, match="--run_dir to be a folder for runs but got 'a_run, which is that of a run'"):
         plan(parse, [*COMMON, "--run_dir", str(run.folder)], Combinations(seeds=(0,)))
 
@@ -191,7 +192,7 @@ def test_ctrl_c_ends_the_suite(capsys: pytest.CaptureFixture[str], monkeypatch: 
 def test_failures_are_listed_even_if_there_can_be_no_report(capsys: pytest.CaptureFixture[str]) -> None:
     Path("suite/report").mkdir(parents=True)
     Path("suite/report/notes").write_text("mine")
-    discover(experiment(data=digits(4), lr=0.3, run_dir="other"))
+    discovered("other", lr=0.3)
     args = [*COMMON, "--discovery", "other", "--supervisions", "graded,base", "--seeds", "0"]
     assert main(["suite", *args]) == 2
     shown = capsys.readouterr().err
@@ -210,7 +211,7 @@ def test_a_discovery_that_was_cut_off_is_made_again() -> None:
 
 def test_a_failed_run_does_not_end_the_suite(capsys: pytest.CaptureFixture[str]) -> None:
     """A discovery that does not fit the settings; the others go on, the table is of those."""
-    discover(experiment(data=digits(4), lr=0.3, run_dir="other"))
+    discovered("other", lr=0.3)
     args = [*COMMON, "--discovery", "other", "--supervisions", "graded,base"]
     assert main(["suite", *args, "--seeds", "0"]) == 1
     shown = capsys.readouterr()

@@ -113,6 +113,7 @@ def test_a_step_is_compiled_as_one_graph(rule: TargetRule) -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend of torch.compile needs a C++ compiler")
 def test_the_default_backend_compiles_a_network() -> None:
     head = nn.Sequential(JointHead(8, C, M), ClassScores(C, "sum"))

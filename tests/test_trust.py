@@ -30,6 +30,7 @@ from jdfl_lightning.storage.checkpoint import ClientStates, load_record, read_he
 from jdfl_lightning.storage.discoveries import digest_discovery, read_discovery, save_discovery
 from jdfl_lightning.storage.findings import read_findings
 from jdfl_lightning.storage.metrics import digest_metrics, last_round
+from jdfl_lightning.storage.stops import read_stop
 from jdfl_lightning.storage.trust import PACKAGES, known_backbone, own_settings, saved_settings, settings_to_use, sign
 from jdfl_lightning.storage.weights import load_model
 
@@ -49,6 +50,14 @@ def from_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def change_header(file: Path, **values: Any) -> None:
     record, about = load_record(file)
     save_record(file, record, about | values)
+
+
+def augmented(augment: Any) -> dict[str, Any]:
+    """The settings of images with transforms."""
+    return {
+        "class_path": "jdfl_lightning.DigitsDomains",
+        "init_args": {"size": 8, "num_clients": 4, "augment": augment},
+    }
 
 
 def bomb(tmp_path: Path) -> tuple[Path, Path]:
@@ -139,6 +148,14 @@ def test_settings_from_elsewhere_import_nothing_unknown(
         {"data": {"class_path": "jdfl_lightning.DigitsDomains", "init_args": {"size": {"class_path": "os.system"}}}},
         {"trainer": {"callbacks": [{"class_path": "timm2.Callback"}]}},
         {"data": {"class_path": ["os"]}},
+        {"data": augmented(["bomb.Boom"])},
+        {"data": augmented(["RandAugment", "{class_path: bomb.Boom}"])},
+        {"data": augmented([{"class_path": "bomb.Boom"}])},
+        {
+            "data": augmented(
+                [{"class_path": "RandomApply", "init_args": {"transforms": [{"class_path": "bomb.Boom"}]}}]
+            )
+        },
     ],
     ids=str,
 )
@@ -165,7 +182,25 @@ def test_names_that_belong_to_no_known_package(
         {"clustering": "more.yaml"},
         {"presets": {"FedAvg": {"help": "bomb.Boom"}}, "algorithm": {"class_path": "jdfl_lightning.FedAvg"}},
         {"backend": {"class_path": "bomb.Boom"}, "logger": {"class_path": "bomb.Boom"}},
+        {"callbacks": ["bomb.Boom"]},
+        {"callbacks": "bomb.Boom"},
+        {"callbacks": "more.yaml"},
+        {"callbacks": {"class_path": "bomb.Boom"}},
+        {"callbacks": [{"class_path": "bomb.Boom"}]},
+        {"callbacks": [{"class_path": "EarlyStopping", "dict_kwargs": {"class_path": "bomb.Boom"}}]},
+        {"callbacks+": "bomb.Boom"},
+        {"regularizers": ["bomb.Boom"]},
+        {"optimizer": "bomb.Boom"},
+        {"lr_scheduler": "bomb.Boom"},
+        {"round_scheduler": "bomb.Boom"},
+        {"model": "bomb.Boom"},
+        {"supervision": "bomb.Boom"},
+        {"clustering": {"criterion": "bomb.Boom"}},
         {7: "bomb.Boom"},
+        {"data": augmented("[bomb.Boom]")},
+        {"data": augmented("{class_path: bomb.Boom}")},
+        {"data": augmented([{"class_path": "RandomApply", "init_args": "{transforms: [{class_path: bomb.Boom}]}"}])},
+        {"data": {"class_path": "jdfl_lightning.DigitsDomains", "init_args": "{augment: [bomb.Boom]}"}},
     ],
     ids=str,
 )
@@ -197,6 +232,16 @@ def test_a_run_from_elsewhere_that_names_known_classes_needs_no_flag(
     assert main(["fit", "--resume", str(own_run), "--rounds", "2", "--backend", "LocalBackend"]) == 0
     assert not (tmp_path / "theirs").exists()
     assert own_settings(own_run)  # it is this user's now, with settings that were looked at
+
+
+def test_transforms_of_known_packages_need_no_flag(
+    own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip = {"class_path": "torchvision.transforms.v2.RandomHorizontalFlip", "init_args": {"p": 0.1}}
+    apply = {"class_path": "RandomApply", "init_args": {"transforms": [flip]}}
+    for augment in (None, ["RandAugment", "torchvision.transforms.v2.RandomInvert", apply]):
+        from_elsewhere(own_run, monkeypatch, tmp_path, data=augmented(augment))
+        assert main(["test", "--run", str(own_run)]) == 0
 
 
 def test_a_run_of_ones_own_may_name_anything(image_tree: Path) -> None:
@@ -254,7 +299,9 @@ def test_known_names() -> None:
     )
 
 
-@pytest.mark.parametrize("place", ["checkpoints", "clients", "config.yaml", "metrics.csv", "checkpoints/1.safetensors"])
+@pytest.mark.parametrize(
+    "place", ["checkpoints", "clients", "config.yaml", "metrics.csv", "stopped.json", "checkpoints/1.safetensors"]
+)
 def test_links_in_a_run_folder_are_refused(tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     finished("run", supervision="base", rounds=1, backbone="PaperCNN")
     elsewhere = tmp_path / "elsewhere"
@@ -285,7 +332,7 @@ def test_links_in_a_run_folder_are_refused(tmp_path: Path, place: str, capsys: p
 def test_commands_that_only_read_refuse_links_too(
     tmp_path: Path, command: list[str], place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit(experiment(run_dir="run", supervision="hard", rounds=1, backbone="PaperCNN"))
+    finished("run", supervision="hard", rounds=1, backbone="PaperCNN")
     shutil.copy("run/config.yaml", "own.yaml")
     Path("run", place).rename(tmp_path / "own")
     Path("run", place).symlink_to(tmp_path / "own")
@@ -451,6 +498,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "best.safetensors": lambda folder: load_record(folder / "best.safetensors"),
     "checkpoints/1.safetensors": lambda folder: read_header(folder / "checkpoints/1.safetensors"),
     "diagnosis.csv": read_findings,
+    "stopped.json": read_stop,
 }
 
 
@@ -528,7 +576,7 @@ def test_the_note_of_a_discovery_is_shown_as_one_line(trained: Path) -> None:
     Path("run/discovery.json").write_text(json.dumps(record | {"note": note}))
     said = Lines()
     fit(experiment(resume="run", supervision="hard", rounds=1), said)
-    (line,) = [line for line in said.said if line.startswith("pseudo-domains: M = 3 (given as no [2J elbow  xxx")]
+    (line,) = [line for line in said.said if line.startswith("pseudo-domains: M = 3 (given: no [2J elbow  xxx")]
     assert line.isprintable()
     assert len(line) < 400
 

@@ -1,147 +1,32 @@
 """Joint Domain-Class Federated Learning with PyTorch Lightning.
 
-The names below are imported when they are first used, so that importing the joint head imports little more than torch.
+The names in ``__init__.pyi`` are imported when they are first used, so that importing the joint head imports little
+more than torch. Type checkers and editors read the same file.
 """
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from jdfl_lightning.algorithms import (
-        MOON,
-        SCAFFOLD,
-        Algorithm,
-        FedAvg,
-        FedDC,
-        FedDyn,
-        FedProc,
-        FedProx,
-        LocalUpdate,
-        PrivateFedAvg,
-        RobustFedAvg,
-    )
-    from jdfl_lightning.backends import LocalBackend, PoolBackend, RayBackend
-    from jdfl_lightning.client.groups import GroupDomains, discover_domains
-    from jdfl_lightning.client.module import JointModule
-    from jdfl_lightning.client.trainer import TrainerOptions
-    from jdfl_lightning.config import Clustering, Experiment
-    from jdfl_lightning.data import (
-        PACS,
-        DigitsDomains,
-        DomainDataModule,
-        ImageFolderDomains,
-        OfficeCaltech,
-        SiteFolders,
-    )
-    from jdfl_lightning.joint import (
-        ClassScores,
-        DomainAccuracy,
-        GradedTargets,
-        HardTargets,
-        JointAccuracy,
-        JointHead,
-        PlainTargets,
-        RandomTargets,
-        SoftTargetKLLoss,
-        TargetRule,
-        class_probabilities,
-        class_scores,
-        predict_class,
-    )
-    from jdfl_lightning.models import PaperCNN, replace_head
-    from jdfl_lightning.server.run import fit
 
-_HOMES = {
-    "algorithms": (
-        "MOON",
-        "SCAFFOLD",
-        "Algorithm",
-        "FedAvg",
-        "FedDC",
-        "FedDyn",
-        "FedProc",
-        "FedProx",
-        "LocalUpdate",
-        "PrivateFedAvg",
-        "RobustFedAvg",
-    ),
-    "backends": ("LocalBackend", "PoolBackend", "RayBackend"),
-    "config": ("Clustering", "Experiment"),
-    "data": ("PACS", "DigitsDomains", "DomainDataModule", "ImageFolderDomains", "OfficeCaltech", "SiteFolders"),
-    "server.run": ("fit",),
-    "client.groups": ("GroupDomains", "discover_domains"),
-    "joint": (
-        "ClassScores",
-        "DomainAccuracy",
-        "GradedTargets",
-        "HardTargets",
-        "JointAccuracy",
-        "JointHead",
-        "PlainTargets",
-        "RandomTargets",
-        "SoftTargetKLLoss",
-        "TargetRule",
-        "class_probabilities",
-        "class_scores",
-        "predict_class",
-    ),
-    "models": ("PaperCNN", "replace_head"),
-    "client.module": ("JointModule",),
-    "client.trainer": ("TrainerOptions",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+def _read_homes() -> dict[str, str]:
+    """Return the module that each public name is imported from."""
+    tree = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
-__all__ = [
-    "MOON",
-    "PACS",
-    "SCAFFOLD",
-    "Algorithm",
-    "ClassScores",
-    "Clustering",
-    "DigitsDomains",
-    "DomainAccuracy",
-    "DomainDataModule",
-    "Experiment",
-    "FedAvg",
-    "FedDC",
-    "FedDyn",
-    "FedProc",
-    "FedProx",
-    "GradedTargets",
-    "GroupDomains",
-    "HardTargets",
-    "ImageFolderDomains",
-    "JointAccuracy",
-    "JointHead",
-    "JointModule",
-    "LocalBackend",
-    "LocalUpdate",
-    "OfficeCaltech",
-    "PaperCNN",
-    "PlainTargets",
-    "PoolBackend",
-    "PrivateFedAvg",
-    "RandomTargets",
-    "RayBackend",
-    "RobustFedAvg",
-    "SiteFolders",
-    "SoftTargetKLLoss",
-    "TargetRule",
-    "TrainerOptions",
-    "class_probabilities",
-    "class_scores",
-    "discover_domains",
-    "fit",
-    "predict_class",
-    "replace_head",
-]
+
+_HOMES = _read_homes()
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    home = import_module(_HOMES[name])
+    return getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

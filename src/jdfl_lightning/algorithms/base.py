@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
-from jdfl_lightning.core.errors import require, require_types
+from jdfl_lightning.core.errors import PublicError, require, require_types
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.core.seeding import sample_clients
 from jdfl_lightning.core.tensors import Record, Tensors, norm
@@ -33,14 +33,18 @@ class LocalUpdate(pl.Callback):
         state: what this client kept from its last participation.
     """
 
+    needs_plain_sgd: ClassVar[bool] = False
+    """Whether the formulas hold only for SGD without momentum."""
+
     def __init__(self, task: FitTask, state: Record) -> None:
         self.task = task
         self.state = state
         self.num_steps = 0
         """K, optimizer steps taken; a gradient scaler may skip some."""
-        self.lr_sum = 0.0
-        """Sum of the learning rates of these steps: K * lr, if the rate is constant."""
+        self.lr_sums: dict[str, float] = {}
+        """For each parameter, the sum of its learning rates over these steps: K * lr, if the rate is constant."""
         self._params: Tensors = {}
+        self._names: dict[int, str] = {}
         self._loss_sum: Tensor | float = 0.0
         self._num_seen = 0
 
@@ -66,13 +70,21 @@ class LocalUpdate(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Call `begin` with the trainable parameters."""
         self._params = {name: param for name, param in pl_module.named_parameters() if param.requires_grad}
+        self._names = {id(param): name for name, param in self._params.items()}
+        self.lr_sums = dict.fromkeys(self._params, 0.0)
         for optimizer in trainer.optimizers:
+            if self.needs_plain_sgd and not _is_plain_sgd(optimizer):
+                name = type(optimizer).__name__
+                raise PublicError(f"Expected plain SGD, as the algorithm's formulas assume, but the model uses {name}.")
             optimizer.register_step_post_hook(self._count_step)
         self.begin(self._params)
 
     def _count_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.num_steps += 1
-        self.lr_sum += optimizer.param_groups[0]["lr"]
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if id(param) in self._names:
+                    self.lr_sums[self._names[id(param)]] += float(group["lr"])
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
@@ -89,8 +101,13 @@ class LocalUpdate(pl.Callback):
     ) -> None:
         """Sum the loss without synchronising the device."""
         size = len(batch[1])
-        self._loss_sum = self._loss_sum + outputs["loss"].detach().float() * size
+        batches = trainer.accumulate_grad_batches  # Lightning divides the loss by this
+        self._loss_sum = self._loss_sum + outputs["loss"].detach().float() * (size * batches)
         self._num_seen += size
+
+
+def _is_plain_sgd(optimizer: Optimizer) -> bool:
+    return isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
 @dataclass(frozen=True)
@@ -101,7 +118,7 @@ class Algorithm(ABC):
     """Weight of a client: its number of samples, or the same for all."""
 
     allows_momentum: ClassVar[bool] = True
-    """Whether local momentum is sound with this algorithm's corrections."""
+    """Whether clients may use momentum or another optimizer than SGD: it may amplify this algorithm's corrections."""
     has_schedule: ClassVar[bool] = False
     """Whether a round depends on the total number of rounds, so that a run cannot be extended."""
     allows_discovery: ClassVar[bool] = True
@@ -120,12 +137,17 @@ class Algorithm(ABC):
 
     def check_settings(self, experiment: Experiment) -> None:
         """Raise an `InputError` if a run's settings do not work with this algorithm; called when they are made."""
-        name, momentum, supervision = type(self).__name__, experiment.momentum, experiment.supervision
+        name, optimizer, supervision = type(self).__name__, experiment.local_optimizer, experiment.supervision
+        momentum = optimizer.argument("momentum")
+        why = "which its formulas assume"
+        require(
+            self.allows_momentum or optimizer.load() is SGD, "--optimizer", f"SGD with {name}, {why},", optimizer.name
+        )
         sound = self.allows_momentum or momentum == 0
         require(sound, "--momentum", f"0 with {name}, whose correction it would amplify,", momentum)
-        sound = self.allows_discovery or supervision == "base"
+        sound = self.allows_discovery or not supervision.needs_discovery
         why = "as discovery looks at every client's update"
-        require(sound, "--supervision", f"base with {name}, {why},", supervision)
+        require(sound, "--supervision", f"base with {name}, {why},", supervision.name)
 
     def check_run(self, experiment: Experiment, buffers: Tensors) -> None:
         """Raise an `InputError` if a run cannot begin; called when its network is known, before it has a folder.

@@ -71,6 +71,8 @@ class DriftUpdate(LocalUpdate):
     Then h_i <- h_i + D_i and c_i+ = c_i - c / w_i - D_i / (K lr), with D_i = theta_i - theta.
     """
 
+    needs_plain_sgd: ClassVar[bool] = True
+
     def __init__(self, task: FitTask, state: Record, alpha: float) -> None:
         super().__init__(task, state)
         self.alpha = alpha / task.weight
@@ -89,5 +91,5 @@ class DriftUpdate(LocalUpdate):
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the change of the variate; keep drift and variate."""
         drift, c = sub(weights, self.task.weights), self.task.server["c"]
-        moved = {n: -c[n] / self.task.weight - drift[n] / self.lr_sum for n in drift}
+        moved = {n: -c[n] / self.task.weight - drift[n] / self.lr_sums[n] for n in drift}
         return {"c_moved": moved}, {"h": add(self.state["h"], drift), "c": add(self.state["c"], moved)}

@@ -61,6 +61,8 @@ class SCAFFOLD(FedAvg):
 class VariateUpdate(LocalUpdate):
     """Local SGD with c - c_i added to every gradient; then c_i+ = c_i - c + (theta - theta_i) / (K lr)."""
 
+    needs_plain_sgd: ClassVar[bool] = True
+
     def begin(self, params: Tensors) -> None:
         """Prepare the correction, which is constant in a fit."""
         self.shift = place(sub(self.task.server["c"], self.state["c"]), params)
@@ -71,6 +73,6 @@ class VariateUpdate(LocalUpdate):
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the change of the variate; keep the new variate."""
-        gradient = {n: (self.task.weights[n] - weights[n]) / self.lr_sum for n in weights}
+        gradient = {n: (self.task.weights[n] - weights[n]) / self.lr_sums[n] for n in weights}
         moved = sub(gradient, self.task.server["c"])
         return {"c_moved": moved}, {"c": add(self.state["c"], moved)}

@@ -97,7 +97,7 @@ class Dispatcher(Runner):
             return
         first = tasks[0]
         common = encode(
-            {"weights": first.weights, "buffers": first.buffers, "server": first.server, "table": first.table}
+            {"weights": first.weights, "buffers": first.buffers, "server": first.server, "learned": first.learned}
         )
         results: dict[int, FitResult | FitFailure] = {}
         todo = deque(self._order(tasks))
@@ -105,7 +105,7 @@ class Dispatcher(Runner):
             while True:
                 while (worker := self._idle()) and todo and len(results) < HELD * len(self.workers):
                     place = todo.popleft()
-                    bare = replace(tasks[place], weights={}, buffers={}, server={}, table=None)
+                    bare = replace(tasks[place], weights={}, buffers={}, server={}, learned={})
                     self._begin(worker, self._fit_job(place, bare, results, common))
                 if due in results:
                     break

@@ -99,11 +99,14 @@ def _send(connection: Connection, message: object) -> None:
 
 
 def without_images(experiment: Experiment) -> Experiment:
-    """Return the settings for another process: the data is partitioned, the images are left out for it to map."""
+    """Return the settings for another process: the data is partitioned, the images are left out for it to map.
+
+    What only the server uses is left out too.
+    """
     data = copy.copy(experiment.data)
     data.progress = no_progress
     del data.images
-    return replace(experiment, data=data, backend=LocalBackend(), logger=False)
+    return replace(experiment, data=data, backend=LocalBackend(), logger=False, callbacks=[])
 
 
 def failure(error: Exception) -> tuple[str, str]:

@@ -35,7 +35,7 @@ def diagnose(
     experiment = parse_experiment(f"{PROGRAM} diagnose", settings)
     console = Console()
     with open_display(console) as display:
-        folder = sweep_over(experiment, Sweep(seeds, batch_sizes, max_epochs), display)
+        folder = sweep_over(experiment, Sweep(seeds, batch_sizes, max_epochs), display).folder
     for table in diagnosis_tables(folder):
         console.print(table)
     console.print(f"folder: {folder}", highlight=False, soft_wrap=True)

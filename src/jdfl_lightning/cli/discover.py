@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 
@@ -13,16 +14,28 @@ def discover(settings: Sequence[str]) -> int:
     from jdfl_lightning.config import parse_experiment
     from jdfl_lightning.core.memory import reuse_memory
     from jdfl_lightning.report.discovery import discovery_tables
-    from jdfl_lightning.server import run as server
-    from jdfl_lightning.storage.discoveries import read_discovery
+    from jdfl_lightning.studies import training
+    from jdfl_lightning.supervision import Graded
     from jdfl_lightning.ui.display import open_display
 
     reuse_memory()
     experiment = parse_experiment(f"{PROGRAM} discover", settings)
     console = Console()
     with open_display(console) as display:
-        folder = server.discover(experiment, display)
-    for table in discovery_tables(read_discovery(folder), experiment.alpha, experiment.tau):
+        found = training.discover(experiment, display)
+    rule = experiment.supervision if isinstance(experiment.supervision, Graded) else Graded()
+    for table in discovery_tables(found, rule.alpha, rule.tau):
         console.print(table)
-    console.print(f"reuse it with: {PROGRAM} fit --discovery {folder}", highlight=False, soft_wrap=True)
+    again = shlex.join([PROGRAM, "fit", *without_option(settings, "--run_dir"), "--discovery", str(found.folder)])
+    console.print(f"reuse it with: {again}", highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def without_option(args: Sequence[str], option: str) -> list[str]:
+    """Return arguments without an option and its value.
+
+    >>> without_option(["--run_dir", "found", "--lr=0.1", "--run_dir=other"], "--run_dir")
+    ['--lr=0.1']
+    """
+    before = ["", *args]
+    return [arg for arg, last in zip(args, before, strict=False) if last != option and arg.partition("=")[0] != option]

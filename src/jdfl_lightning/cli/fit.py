@@ -13,14 +13,14 @@ def fit(settings: Sequence[str]) -> int:
     from jdfl_lightning.config import parse_experiment
     from jdfl_lightning.core.memory import reuse_memory
     from jdfl_lightning.report.run import run_table
-    from jdfl_lightning.server import run as server
+    from jdfl_lightning.studies import training
     from jdfl_lightning.ui.display import open_display
 
     reuse_memory()
     experiment = parse_experiment(f"{PROGRAM} fit", settings)
     console = Console()
     with open_display(console) as display:
-        run = server.fit(experiment, display)
+        run = training.fit(experiment, display)
     console.print(run_table(run))
     console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
     return 0

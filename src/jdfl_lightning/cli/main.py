@@ -11,6 +11,7 @@ from importlib.metadata import version
 from jdfl_lightning.cli.diagnose import diagnose
 from jdfl_lightning.cli.discover import discover
 from jdfl_lightning.cli.fit import fit
+from jdfl_lightning.cli.imports import add_own_modules
 from jdfl_lightning.cli.predict import predict
 from jdfl_lightning.cli.program import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, PROGRAM, TERMINATED
 from jdfl_lightning.cli.report import report
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from jdfl_lightning.config import parse_command
 
             command = COMMANDS[args[0]]
+            if command is not report:  # which imports nothing that a run names
+                add_own_modules(args[1:])
             return command(**parse_command(f"{PROGRAM} {args[0]}", command, args[1:]))
     except InputError as error:
         print(f"{PROGRAM}: {plain(' '.join(str(error).split()), _LONGEST)}", file=sys.stderr)
@@ -81,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except OSError as error:  # an error of a disk, folder or file
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {plain(str(error), _LONGEST)}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
         terminated = isinstance(error, Terminated)

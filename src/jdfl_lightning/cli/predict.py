@@ -26,18 +26,16 @@ def predict(
         trust: Import whatever classes the run folder names, even if you did not make it here.
     """
     from jdfl_lightning.cli.program import BAD_INPUT, PROGRAM
-    from jdfl_lightning.storage.weights import kept_weights
-    from jdfl_lightning.studies.inference import list_images, load_to_use, write_predictions
-    from jdfl_lightning.studies.inference import predict as predictions_of
+    from jdfl_lightning.studies.inference import list_images, predictions, write_predictions
+    from jdfl_lightning.studies.model import load_to_use
 
-    model = load_to_use(run, weights or kept_weights(run), trust)
     unreadable: list[str] = []
-    predictions = predictions_of(model, list_images(images), unreadable, score)
+    found = predictions(load_to_use(run, weights, trust), list_images(images), unreadable, score)
     if output is None:
-        write_predictions(predictions, sys.stdout)
+        write_predictions(found, sys.stdout)
     else:
         with _open_output(output) as out:
-            write_predictions(predictions, out)
+            write_predictions(found, out)
     for line in unreadable:
         print(f"{PROGRAM}: {line}", file=sys.stderr)
     return BAD_INPUT if unreadable else 0

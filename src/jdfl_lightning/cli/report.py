@@ -37,9 +37,7 @@ def report(
 
 def tell(report: Report) -> None:
     """Say where a report is."""
-    from jdfl_lightning.report.write import PAGE
-
-    print(f"runs compared: {report.num_runs}, left out: {len(report.left_out)}; see {report.folder / PAGE}")
+    print(f"runs compared: {report.num_runs}, left out: {len(report.left_out)}; see {report.page}")
 
 
 def upload(report: Report, like: WandbRounds | None = None) -> None:

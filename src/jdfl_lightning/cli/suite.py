@@ -20,7 +20,7 @@ def suite(
     Args:
         settings: of every run; --run_dir is the folder of the suite.
         algorithms: Federated optimizers, such as FedAvg,SCAFFOLD; null for the config's.
-        supervisions: Some of base, hard, graded, random.
+        supervisions: Some of base, hard, graded, random, uniform, or import paths of your own.
         seeds: Seeds.
         num_domains: Numbers of pseudo-domains to try, such as 2..7; null for what the settings say.
     """
@@ -33,7 +33,7 @@ def suite(
     from jdfl_lightning.config import parse_experiment
     from jdfl_lightning.core.errors import Interrupted, Terminated
     from jdfl_lightning.core.memory import reuse_memory
-    from jdfl_lightning.report.write import write_report
+    from jdfl_lightning.studies.matrix import Suite
     from jdfl_lightning.studies.suite import Combinations, plan, run_suite
     from jdfl_lightning.ui.display import open_display
     from jdfl_lightning.ui.loggers import WandbRounds
@@ -44,16 +44,15 @@ def suite(
     console = Console()
     with open_display(console) as display:
         try:
-            outcomes = run_suite(folder, runs, display)
+            done = Suite(folder, run_suite(folder, runs, display))
         except KeyboardInterrupt as error:
             kind = Terminated if isinstance(error, Terminated) else Interrupted
             raise kind("the same command") from None
-    failed = [outcome for outcome in outcomes if outcome.failure]
-    for outcome in failed:
-        print(f"{PROGRAM}: {outcome.name} failed: {outcome.failure}", file=sys.stderr)
-    if len(failed) < len(outcomes):
-        report = write_report([folder], folder / "report")
+    for name, failure in done.failures.items():
+        print(f"{PROGRAM}: {name} failed: {failure}", file=sys.stderr)
+    if len(done.failures) < len(done.outcomes):
+        report = done.report()
         tell(report)
         if isinstance(runs[0].logger, WandbRounds):
             upload(report, runs[0].logger)
-    return FAILED if failed else 0
+    return FAILED if done.failures else 0

@@ -12,13 +12,16 @@ from torch import nn
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
-from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
+from jdfl_lightning.client.schedule import round_factor
+from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer, user_callbacks
 from jdfl_lightning.core.errors import PublicError
-from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitResult, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, SUPERVISION, FitResult, FitTask
+from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
 from jdfl_lightning.core.tensors import Record, Tensors, norm, snapshot
 from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
 from jdfl_lightning.models import build_backbone, num_features, select_parameters
+from jdfl_lightning.regularizers import Term
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 def initial_backbone(experiment: Experiment) -> nn.Module:
     """Return the initial backbone of every run with these settings, a function of the seed."""
     with isolated_randomness(experiment.seed_everything, "backbone"):
-        return build_backbone(experiment.backbone, experiment.data.size)
+        return build_backbone(experiment.backbone, experiment.data.size, experiment.backbone_args)
 
 
 class Workspace:
@@ -44,23 +47,24 @@ class Workspace:
         self.data = experiment.data
         backbone = initial_backbone(experiment) if backbone is None else backbone
         with isolated_randomness(experiment.seed_everything, "backbone"):
-            self._module = JointModule(
-                backbone,
+            self._module: JointModule = (experiment.model or Part(JointModule)).build(
+                backbone=backbone,
                 in_features=num_features(backbone, self.data.size),
                 num_classes=len(self.data.class_names),
                 domains=self.data.domain_names,
-                lr=experiment.lr,
-                momentum=experiment.momentum,
-                weight_decay=experiment.weight_decay,
                 score=experiment.score,
             )
+        self._module.optimizer, self._module.lr_scheduler = experiment.local_optimizer, experiment.lr_scheduler
+        self._module.head_lr = experiment.head_lr
         self._module.to(memory_format=torch.channels_last)
         self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
 
     def initial(self, num_domains: int) -> tuple[Tensors, Tensors]:
-        """Return theta_0, a function of the seed, with a newly initialised head of M x C outputs."""
+        """Return theta_0, a function of the seed, with a head of M x C outputs: a new one, or M copies of one of C."""
         weights, buffers = self._theta_0
-        head = self._new_head(num_domains)
+        head = self._new_head(num_domains if self.experiment.head_init == "fresh" else 1)
+        if head.num_domains != num_domains:
+            head = JointHead.expand(head, num_domains, "tile")
         return weights | {
             f"head.{name}": value for name, value in snapshot(dict(head.named_parameters())).items()
         }, buffers
@@ -88,6 +92,7 @@ class Workspace:
         if num_domains != module.head.num_domains:
             module.head = self._new_head(num_domains)
         module.targets = targets if targets is not None else PlainTargets()
+        module.regularizers = nn.ModuleList()
         for part in (module.backbone, module.head):  # before its first fit, a process has single precision
             part.to(weights["head.weight"].dtype)
         with torch.no_grad():
@@ -97,18 +102,14 @@ class Workspace:
         return module
 
 
-def _targets(task: FitTask, draw: bool) -> TargetRule | None:
-    """Return the task's target rule; without a known pseudo-domain the mass is spread evenly over all."""
-    if task.table is None:
-        return None
-    if task.domain == UNKNOWN and not draw:
-        return TargetRule(torch.full_like(task.table, 1 / len(task.table)))
-    return TargetRule(task.table, draw)
-
-
 def train(
-    module: pl.LightningModule, loader: Iterable[Any], update: LocalUpdate, epochs: int, options: TrainerOptions
-) -> Tensors:
+    module: pl.LightningModule,
+    loader: Iterable[Any],
+    update: LocalUpdate,
+    epochs: int,
+    options: TrainerOptions,
+    max_steps: int = -1,
+) -> tuple[Tensors, dict[str, float]]:
     """Train a module from its current weights, silently; all randomness is a function of the update's task.
 
     Args:
@@ -117,17 +118,19 @@ def train(
         update: the algorithm's callback for this fit.
         epochs: passes through the loader.
         options: options of the Trainer.
+        max_steps: end after this many steps; -1 for no limit.
 
     Returns:
-        A copy of the trained parameters.
+        A copy of the trained parameters, and the numbers that the module logged, by name.
     """
     with quiet(), isolated_randomness(update.task.seed, "fit", *update.task.where):
-        trainer = silent_trainer(options, epochs, [update])
+        trainer = silent_trainer(options, epochs, [update, *user_callbacks(options)], max_steps)
         trainer.fit(module, loader)
     # Trainer has reference cycles, so it stays in memory until the garbage collector runs: free its large tensors now
     for optimizer in trainer.optimizers:
         optimizer.state.clear()
-    return snapshot({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return snapshot({name: param for name, param in module.named_parameters() if param.requires_grad}), logged
 
 
 def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitResult, Record]:
@@ -149,7 +152,11 @@ def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitR
             f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
             "lower --data.num_clients."
         )
-    module = workspace.module(task.weights, task.buffers, _targets(task, draw=experiment.supervision == "random"))
+    supervision, sent = experiment.supervision, task.learned
+    joint = not discovering and task.weights["head.weight"].shape[0] > len(workspace.data.class_names)
+    rule = supervision.rule(sent.get(SUPERVISION, {}), task.domain) if joint else None  # one domain: ordinary labels
+    module = workspace.module(task.weights, task.buffers, rule)
+    terms: dict[str, Term] = {}
     if discovering:
         names = select_parameters(module, experiment.clustering.layers)
         update: LocalUpdate = (
@@ -161,13 +168,17 @@ def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitR
         batch_size = experiment.clustering.batch_size or experiment.batch_size
     else:
         update = experiment.algorithm.local(task, state)
+        terms = {name: part.term(sent.get(name, {})) for name, part in experiment.regularizers_by_name.items()}
+        module.regularizers.extend(terms.values())
         epochs, batch_size = experiment.epochs, experiment.batch_size
     shuffle = torch_generator(task.seed, "shuffle", *task.where)
-    loader = workspace.data.client_loader(number, max(task.domain, 0), batch_size, shuffle)
+    loader = workspace.data.client_loader(number, max(task.domain, 0), batch_size, shuffle, augment=not discovering)
     module.generator = torch_generator(task.seed, "targets", *task.where)
     module.loss_term = update.loss
+    module.lr_factor = 1.0 if discovering else round_factor(experiment.round_scheduler, task.round)
     try:
-        weights = train(module, loader, update, epochs, experiment.trainer)
+        steps = -1 if discovering else experiment.trainer.max_steps
+        weights, logged = train(module, loader, update, epochs, experiment.trainer, steps)
     finally:
         module.generator = module.loss_term = None
     if update.num_steps == 0:
@@ -178,6 +189,9 @@ def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitR
     buffers = snapshot(module.statistics())
     upload, state = update.report(weights)
     norms = {f"norm/client/{group}": norm(tensors) for group, tensors in state.items()}
+    learned = {name: snapshot(term.collect()) for name, term in terms.items()}
+    if joint:
+        learned[SUPERVISION] = snapshot(supervision.collect(module.targets))
     result = FitResult(
         client=task.client,
         num_examples=len(loader.indices),
@@ -186,7 +200,8 @@ def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitR
         weights={} if discovering else weights,
         buffers={} if discovering else buffers,
         upload=upload,
-        metrics={"train/loss": update.mean_loss} | norms,
+        learned={name: sums for name, sums in learned.items() if sums},
+        metrics=logged | {"train/loss": update.mean_loss} | norms,
         keeps_state=bool(state),
     )
     vars(update).clear()  # the Trainer still refers to it

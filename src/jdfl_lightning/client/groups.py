@@ -18,7 +18,8 @@ from torch import Tensor
 from jdfl_lightning.client.fit import train
 from jdfl_lightning.client.probe import DiscoveryProbe
 from jdfl_lightning.client.trainer import TrainerOptions
-from jdfl_lightning.clustering.clusters import Criterion, PseudoDomains, cluster, project
+from jdfl_lightning.clustering.clusters import PseudoDomains, cluster, project
+from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.clustering.updates import Updates, reason_unusable
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
@@ -78,7 +79,7 @@ def discover_domains(
     epochs: int = 3,
     layers: str | list[str] = "B",
     num_domains: int | None = None,
-    criterion: Criterion = "elbow",
+    criterion: Criterion | str = "elbow",
     max_domains: int = 10,
     seed: int = 0,
     trainer: TrainerOptions | None = None,
@@ -97,7 +98,7 @@ def discover_domains(
         layers: parameters to compare: for a `JointModule` ``"A"`` (head), ``"B"`` (last conv block and head) or ``"C"``
             (last two and head); patterns of parameter names (``["model.layer4.*", "model.fc.*"]``) for any module.
         num_domains: M if it is known; fewer than four groups are too few to find it by an elbow.
-        criterion: how M is chosen otherwise.
+        criterion: how M is chosen otherwise: elbow, silhouette, or your own `Criterion`.
         max_domains: the largest M to try.
         seed: seed of shuffling, dropout and k-means.
         trainer: accelerator and precision, if not Lightning's defaults.
@@ -118,7 +119,7 @@ def discover_domains(
     for number, (name, loader) in enumerate(loaders.items()):
         probe = DiscoveryProbe(FitTask(number, DISCOVERY_ROUND, seed, theta_0), names)
         with _own_randomness(loader, derive_seed(seed, "group", number)):
-            weights = train(copy.deepcopy(module), loader, probe, epochs, trainer or TrainerOptions())
+            weights, _ = train(copy.deepcopy(module), loader, probe, epochs, trainer or TrainerOptions())
         update = probe.report(weights)[0]["update"]["u"]
         problem = reason_unusable(update) if probe.num_steps else "it has no batch"
         if problem is not None:

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.joint import (
     DomainAccuracy,
@@ -19,6 +20,7 @@ from jdfl_lightning.joint import (
     SoftTargetKLLoss,
     TargetRule,
 )
+from jdfl_lightning.regularizers import Step, Term
 
 Batch = Sequence[Tensor]
 """Images (B, 3, H, W), class labels (B,) and, where they matter, domains (B,)."""
@@ -46,6 +48,9 @@ class JointModule(pl.LightningModule):
     groups that accuracy is reported for. Where domains are not used (one domain, random targets, validation)
     batches of (images, labels) are enough.
 
+    A subclass can replace any step: `augment` for the images, `task_loss` for the loss of a batch,
+    `configure_optimizers`, or the whole `training_step`. Numbers that it logs in training become metrics of the round.
+
     A checkpoint holds everything but the backbone: ``load_from_checkpoint(file, backbone=PaperCNN())``. A checkpoint
     of LightningCLI holds the backbone's settings too.
 
@@ -59,6 +64,7 @@ class JointModule(pl.LightningModule):
         momentum: momentum of SGD.
         weight_decay: weight decay of SGD.
         score: how the logits of a class become its score.
+        regularizers: terms that are added to the loss.
 
     >>> module = JointModule(nn.Flatten(), in_features=12, num_classes=3, targets=TargetRule(torch.eye(2)))
     >>> module(torch.zeros(5, 3, 2, 2)).shape
@@ -76,14 +82,22 @@ class JointModule(pl.LightningModule):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         score: Score = "max",
+        regularizers: Sequence[Term] = (),
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["backbone", "targets"])
+        self.save_hyperparameters(ignore=["backbone", "targets", "regularizers"])
         if "_instantiator" in self.hparams:  # LightningCLI made them from settings, which can be saved
             self.save_hyperparameters()
         self.backbone = backbone
         self.loss = SoftTargetKLLoss()
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.optimizer: Part | None = None
+        """Set by a run: the optimizer, in place of SGD with lr, momentum and weight_decay."""
+        self.lr_scheduler: Part | None = None
+        """Set by a run: a scheduler that steps after every epoch."""
+        self.head_lr, self.lr_factor = 1.0, 1.0
+        """Set by a run: factors on the learning rate of the head, and of all parameters in this fit."""
+        self.regularizers = nn.ModuleList(regularizers)
         self.val_accuracy = JointAccuracy(num_classes, score)
         self._domains = domains
         self._has_targets = targets is not None
@@ -117,15 +131,34 @@ class JointModule(pl.LightningModule):
         logits: Tensor = self.head(self.backbone(images))
         return logits
 
+    def augment(self, images: Tensor) -> Tensor:
+        """Return the images of a training batch as the network sees them; here unchanged."""
+        return images
+
+    def task_loss(self, logits: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch: the divergence of its joint targets from the joint probabilities.
+
+        Args:
+            logits: joint logits (B, M*C).
+            weights: target weights over the pseudo-domains (B, M).
+            labels: class labels (B,).
+        """
+        loss: Tensor = self.loss(logits, weights, labels)
+        return loss
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss of a batch."""
+        """Return the loss of a batch: the task's, changed by the algorithm, and the regularizers'."""
         images, labels, domains = _with_domains(batch, self.targets.needs_domains)
-        features = self.backbone(images)
-        weights = self.targets(domains, self.generator)
-        loss: Tensor = self.loss(self.head(features), weights, labels)
+        features = self.backbone(self.augment(images))
+        logits = self.head(features)
+        weights = self.targets(domains, self.generator, logits.detach(), labels)
+        loss = self.task_loss(logits, weights, labels)
         if self.loss_term is not None:
-            return self.loss_term(loss, features, labels)
-        self.log("train/loss", loss, prog_bar=True)
+            loss = self.loss_term(loss, features, labels)
+        for term in self.regularizers:
+            loss = loss + term(Step(self.head, logits, features, labels, weights))
+        if self.loss_term is None:
+            self.log("train/loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -156,9 +189,21 @@ class JointModule(pl.LightningModule):
         logits = self(batch if isinstance(batch, Tensor) else batch[0])
         return self.head.predict(logits), self.head.class_probabilities(logits)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """SGD, the paper's local optimizer."""
-        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+    def configure_optimizers(self) -> Any:
+        """SGD, the paper's local optimizer, or the one that was given, with its scheduler."""
+        part = self.optimizer or Part(
+            torch.optim.SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+        groups: list[dict[str, Any]] = [{"params": list(self.parameters())}]
+        if self.head_lr != 1:
+            head = {id(param) for param in self.head.parameters()}
+            groups = [{"params": [p for p in self.parameters() if (id(p) in head) is own]} for own in (False, True)]
+        optimizer: torch.optim.Optimizer = part.build(groups)
+        for group, factor in zip(optimizer.param_groups, (1.0, self.head_lr), strict=False):
+            group["lr"] *= factor * self.lr_factor
+        if self.lr_scheduler is None:
+            return optimizer
+        return [optimizer], [self.lr_scheduler.build(optimizer)]
 
     def trainable(self) -> Tensors:
         """Return the live parameters of backbone and head that are trained, by name."""

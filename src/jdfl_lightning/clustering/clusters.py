@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +16,15 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 from torch import Tensor
 
+from jdfl_lightning.clustering.criteria import Clusterings, Criterion, Silhouette
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import UNKNOWN
 from jdfl_lightning.core.seeding import derive_seed, numpy_generator
 from jdfl_lightning.joint.targets import cosine_similarities
 
-Criterion = Literal["elbow", "silhouette"]
 Vectors = npt.NDArray[np.float64]
 
-VISIBLE = 0.05
-"""Threshold for structure: on the depth of the inertia curve below its chord, as a share of its fall, and on the
-silhouette. Random directions in 1,000 dimensions or more stay below both."""
-_FEWEST = 4
-"""Smallest number of clients for an elbow."""
 _NOTHING = 1e-12
 """Share of the squared norms below which an inertia is rounding error."""
 _SILHOUETTES = 2000
@@ -47,13 +42,13 @@ class PseudoDomains:
     centroids: Tensor
     """mu_d (M, D)."""
     criterion: str
-    """How M was chosen: given, elbow or silhouette."""
+    """How M was chosen: given, or the name of the criterion."""
     inertias: dict[int, float]
     """Sum of squared distances to the centroids, for each M tried."""
     silhouettes: dict[int, float]
     """Mean silhouette, for each M from 2 that was tried."""
     note: str = ""
-    """Why M was not chosen by the requested criterion."""
+    """Why M was not chosen by the requested criterion, or the criterion's remark."""
     joined: dict[int, int] = field(default_factory=dict)
     """z_i of newcomers; `UNKNOWN` for a newcomer without a usable update."""
     moved: bool = False
@@ -67,8 +62,8 @@ class PseudoDomains:
     @property
     def picks(self) -> dict[str, int | None]:
         """The M that each criterion would choose; None where it finds no structure."""
-        bend = elbow(self.inertias) if len(self.assignments) >= _FEWEST else None
-        return {"elbow": bend, "silhouette": best_silhouette(self.silhouettes)}
+        tried = Clusterings(len(self.assignments), self.inertias, self.silhouettes)
+        return {name: known().choose(tried)[0] for name, known in Criterion.short_names().items()}
 
     @property
     def newcomers(self) -> dict[int, int]:
@@ -128,36 +123,6 @@ class PseudoDomains:
         return record
 
 
-def elbow(inertias: Mapping[int, float]) -> int | None:
-    """Return the M where the curve of inertias bends most: farthest below the chord from its first to its last point.
-
-    Clients that are all equally far from each other have a straight curve: merging any two adds the same inertia. So
-    the depth below the chord, as a share of the curve's fall, measures structure. If it is less than `VISIBLE`, there
-    is no elbow.
-
-    >>> elbow({1: 10.0, 2: 6.0, 3: 2.0, 4: 1.5, 5: 1.0})
-    3
-    >>> elbow({1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0, 5: 0.0}) is None
-    True
-    """
-    ms = np.array(list(inertias), dtype=float)
-    values = np.array(list(inertias.values()))
-    if len(ms) < 3 or values[0] <= values[-1]:
-        return None
-    depth = (ms[-1] - ms) / (ms[-1] - ms[0]) - (values - values[-1]) / (values[0] - values[-1])
-    return int(ms[depth.argmax()]) if depth.max() >= VISIBLE else None
-
-
-def best_silhouette(silhouettes: Mapping[int, float]) -> int | None:
-    """Return the M with the highest silhouette, if that is at least `VISIBLE`.
-
-    >>> best_silhouette({2: 0.1, 3: 0.3, 4: 0.2}), best_silhouette({2: 0.01})
-    (3, None)
-    """
-    best = max(silhouettes, key=silhouettes.__getitem__, default=None)
-    return best if best is not None and silhouettes[best] >= VISIBLE else None
-
-
 def _coordinates(vectors: Tensor) -> Vectors:
     """Return points with the same distances as the vectors, in at most as many dimensions as there are vectors.
 
@@ -205,32 +170,32 @@ def _silhouettes(points: Vectors, fits: Mapping[int, KMeans], seed: int) -> dict
     }
 
 
-def _choose(
-    criterion: Criterion, count: int, inertias: Mapping[int, float], silhouettes: Mapping[int, float]
-) -> tuple[int, str, str]:
-    """Return M, the criterion that chose it, and why this is not the requested one."""
-    note = ""
-    if criterion == "elbow":
-        if count < _FEWEST:
-            note = f"{count} clients are too few for an elbow"
-        elif (m := elbow(inertias)) is not None:
-            return m, "elbow", ""
-        else:
-            note = "no elbow is visible"
-    if (m := best_silhouette(silhouettes)) is not None:
-        return m, "silhouette", note
-    return 1, "silhouette", ", ".join(filter(None, (note, "no silhouette says that there are several")))
+def _choose(criterion: Criterion, tried: Clusterings) -> tuple[int, str, str]:
+    """Return M, the criterion that chose it, and why this is not the requested one, or the criterion's remark."""
+    m, note = criterion.choose(tried)
+    if m is not None:
+        if m not in tried.inertias:
+            raise InputError(
+                f"Expected the criterion {criterion.name} to choose a number that was tried, 1 to "
+                f"{len(tried.inertias)}, but it chose {m!r}."
+            )
+        return m, criterion.name, note
+    silhouette = Silhouette()
+    m, why = silhouette.choose(tried)
+    reasons = [note] if criterion.name == silhouette.name else [note, why]
+    return m or 1, silhouette.name, ", ".join(filter(None, reasons))
 
 
 def cluster(
-    updates: Updates, num_domains: int | None, criterion: Criterion, max_domains: int, seed: int
+    updates: Updates, num_domains: int | None, criterion: Criterion | str, max_domains: int, seed: int
 ) -> PseudoDomains:
     """Cluster normalised update vectors into pseudo-domains by k-means.
 
     Args:
         updates: the clients and their vectors.
         num_domains: M if it is given.
-        criterion: how to choose M otherwise; without a visible elbow, the silhouette decides.
+        criterion: how to choose M otherwise, as an object or a short name. If it sees no structure, the silhouette
+            decides.
         max_domains: the largest M to try.
         seed: seed of k-means.
 
@@ -254,7 +219,7 @@ def cluster(
     if num_domains is not None:
         chosen, by, note = num_domains, "given", ""
     else:
-        chosen, by, note = _choose(criterion, count, inertias, silhouettes)
+        chosen, by, note = _choose(Criterion.of(criterion), Clusterings(count, inertias, silhouettes))
     # numbered by first appearance, so that the numbers do not depend on k-means' own order
     labels, centres = fits[chosen].labels_, fits[chosen].cluster_centers_
     order = list(dict.fromkeys([*labels.tolist(), *range(chosen)]))

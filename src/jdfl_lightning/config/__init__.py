@@ -3,7 +3,7 @@
 It configures all packages imported before it; these get their settings only as arguments.
 """
 
-from jdfl_lightning.config.experiment import Checkpointing, Clustering, Experiment, Supervision, free_settings
+from jdfl_lightning.config.experiment import Checkpointing, Clustering, Experiment, free_settings
 from jdfl_lightning.config.files import (
     as_dict,
     find_config,
@@ -12,16 +12,16 @@ from jdfl_lightning.config.files import (
     shipped_configs,
     usable_settings,
 )
-from jdfl_lightning.config.parsing import make_parser, parse_command, parse_experiment
+from jdfl_lightning.config.parsing import load_experiment, make_parser, parse_command, parse_experiment
 
 __all__ = [
     "Checkpointing",
     "Clustering",
     "Experiment",
-    "Supervision",
     "as_dict",
     "find_config",
     "free_settings",
+    "load_experiment",
     "make_parser",
     "parse_command",
     "parse_experiment",

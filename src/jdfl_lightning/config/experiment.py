@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch.loggers import Logger
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
+from jdfl_lightning.callbacks import RunCallback
+from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
-from jdfl_lightning.clustering.clusters import Criterion
+from jdfl_lightning.clustering.criteria import Criterion, Elbow
 from jdfl_lightning.clustering.sketch import BLOCKS
-from jdfl_lightning.core.errors import require, require_types
+from jdfl_lightning.core.errors import require, require_choice, require_types
+from jdfl_lightning.core.messages import SUPERVISION
+from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.settings import declared_settings, setting
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.data.base import PLACES
 from jdfl_lightning.joint import Score
+from jdfl_lightning.joint.head import Init
 from jdfl_lightning.models import LAYER_SUBSETS
-from jdfl_lightning.ui.loggers import WandbRounds
+from jdfl_lightning.regularizers import Regularizer
+from jdfl_lightning.supervision import Learned, Random, Supervision, short_names
+from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
-Supervision = Literal["base", "hard", "graded", "random"]
+_SGD_RATE = 0.05
+"""Learning rate of SGD if none is given."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +44,9 @@ class Clustering:
     """Images in a batch of Phase 1; null for batch_size of the training."""
     layers: str | list[str] = setting("B", phase_1=True)
     """Parameters to compare: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
-    criterion: Criterion = setting("elbow")
-    """How M is chosen if num_domains is not given: elbow or silhouette. With fewer than 4 clients, or where no elbow is
-    visible, the silhouette decides."""
+    criterion: Criterion = setting(factory=Elbow)
+    """How M is chosen if num_domains is not given: elbow, silhouette, or your own Criterion. With fewer than 4 clients,
+    or where no elbow is visible, the silhouette decides."""
     max_domains: int = setting(10)
     """The largest M to try."""
     fraction: float = setting(1.0, phase_1=True, in_paper=False)
@@ -47,6 +57,7 @@ class Clustering:
     """Pseudo-domain of newcomers. nearest: join the nearest centroid. update: join it and move it to the new mean."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "criterion", Criterion.of(self.criterion))  # it may be given by its short name
         require_types(self, "--clustering.")
         require(self.epochs > 0, "--clustering.epochs", "positive", self.epochs)
         require(self.batch_size is None or self.batch_size > 0, "--clustering.batch_size", "positive", self.batch_size)
@@ -88,20 +99,25 @@ class Experiment:
     data: DomainDataModule = setting(factory=lambda: DigitsDomains(size=16), phase_1=True)
     """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, SiteFolders, or your own subclass of
     DomainDataModule."""
+    model: Part | None = setting(None, phase_1=True, in_paper=False)
+    """A subclass of JointModule by its import path, with its own arguments; null for JointModule."""
     backbone: str = setting("PaperCNN", phase_1=True)
     """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
+    backbone_args: dict[str, Any] = setting(factory=dict, phase_1=True, in_paper=False)
+    """Further arguments of the backbone, by name."""
     algorithm: Algorithm = setting(factory=FedAvg)
     """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
-    supervision: Supervision = setting("random")
-    """base: the optimizer alone, C outputs. hard, graded, random: joint head of M x C outputs with such targets."""
+    supervision: Supervision = setting(factory=Random)
+    """base: the optimizer alone, C outputs. hard, graded, random, uniform, or your own Supervision: joint head of M x C
+    outputs with such targets."""
+    regularizers: list[Regularizer] = setting(factory=list, in_paper=False)
+    """Terms that are added to the loss: a list of Agreement, or your own Regularizer."""
     num_domains: int | None = setting(None)
     """M, the number of pseudo-domains; null to choose it by clustering.criterion."""
-    alpha: float | None = setting(None)
-    """Mass of graded targets on the own pseudo-domain, in (0, 1]; null for 0.55 if M <= 5 and 0.45 if more."""
-    tau: float = setting(0.1)
-    """Temperature of graded targets over the similarities of pseudo-domains, above 0."""
-    phi: float = setting(1.0)
-    """Mass of random targets on the drawn pseudo-domain, in [0, 1]."""
+    head_init: Init = setting("fresh", in_paper=False)
+    """Weights of the joint head at the start: fresh, newly drawn (the paper), or tile, M copies of a plain head."""
+    head_lr: float = setting(1.0, in_paper=False)
+    """Learning rate of the head, as a multiple of the other layers'."""
     score: Score = setting("max", in_paper=False)
     """How a class is predicted in evaluations: max, by the largest of its M outputs (the paper), or sum, by its joint
     probabilities summed over the pseudo-domains. Training does not depend on it."""
@@ -113,12 +129,21 @@ class Experiment:
     """E, local epochs of a participant."""
     batch_size: int = setting(32)
     """Images in a local batch."""
-    lr: float = setting(0.05, phase_1=True)
-    """Learning rate of local SGD."""
+    lr: float | None = setting(None, phase_1=True)
+    """Learning rate of the local optimizer; null for 0.05 with SGD, and for the optimizer's own default with others."""
     momentum: float = setting(0.0, phase_1=True)
     """Momentum of local SGD; every fit starts with a fresh optimizer."""
     weight_decay: float = setting(0.0, phase_1=True)
     """Weight decay of local SGD."""
+    optimizer: Part | None = setting(None, phase_1=True, in_paper=False)
+    """Another local optimizer: a class of torch.optim, or your own, with its arguments; null for SGD with lr, momentum
+    and weight_decay."""
+    lr_scheduler: Part | None = setting(None, phase_1=True, in_paper=False)
+    """Scheduler of the learning rate within a fit, which steps after every epoch: a class of
+    torch.optim.lr_scheduler, or your own; null for a constant rate."""
+    round_scheduler: Part | None = setting(None, in_paper=False)
+    """Scheduler of the learning rate over the rounds, which steps after every round, such as ExponentialLR with gamma
+    0.998; null for the same rate in all rounds."""
     evaluate_every: int = setting(1, role="length", in_paper=False)
     """Rounds from one evaluation to the next; the last round is always evaluated."""
     max_update_norm: float | None = setting(None, in_paper=False)
@@ -136,24 +161,34 @@ class Experiment:
     RayBackend (on a cluster)."""
     trainer: TrainerOptions = setting(group=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
-    logger: WandbRounds | Logger | bool = setting(False, role="output")
-    """false, true for Weights & Biases (WandbRounds), or any Lightning logger; metrics.csv is written in any case."""
+    callbacks: list[RunCallback] = setting(factory=list, role="length", in_paper=False)
+    """Callbacks of the server, which are told of every round and may stop the run: EarlyStopping, or your own
+    RunCallback."""
+    logger: WandbRounds | CSVLogger | TensorBoardLogger | Logger | bool = setting(False, role="output")
+    """false, true for Weights & Biases (WandbRounds), CSVLogger or TensorBoardLogger (into the run's folder), or any
+    Lightning logger; metrics.csv is written in any case."""
     run_dir: str | None = setting(None, role="output")
     """Folder of the run, new or empty; null for a new one in runs/."""
     resume: str | None = setting(None, role="place")
     """Resume a run: its folder, or a file in its checkpoints/; auto for the newest run of these settings, if any."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.supervision, str):  # a short name, in Python as on the command line
+            require_choice("--supervision", self.supervision, list(short_names()))
+            object.__setattr__(self, "supervision", short_names()[self.supervision]())
+        if self.optimizer is None and self.lr is None:
+            object.__setattr__(self, "lr", _SGD_RATE)
+        if self.trainer.fast_dev_run:
+            for name in ("rounds", "epochs"):
+                object.__setattr__(self, name, 1)
         require_types(self)
         require(self.seed_everything >= 0, "--seed_everything", "0 or more", self.seed_everything)
-        for name in ("rounds", "epochs", "batch_size", "lr", "evaluate_every"):
-            require(0 < getattr(self, name) < math.inf, f"--{name}", "positive and finite", getattr(self, name))
+        for name in ("rounds", "epochs", "batch_size", "lr", "head_lr", "evaluate_every"):
+            value = getattr(self, name)
+            require(value is None or 0 < value < math.inf, f"--{name}", "positive and finite", value)
         require(0 < self.client_fraction <= 1, "--client_fraction", "above 0 and at most 1", self.client_fraction)
         require(0 <= self.momentum < 1, "--momentum", "at least 0 and below 1", self.momentum)
         require(0 <= self.weight_decay < math.inf, "--weight_decay", "0 or more, and finite", self.weight_decay)
-        require(self.alpha is None or 0 < self.alpha <= 1, "--alpha", "above 0 and at most 1", self.alpha)
-        require(self.tau > 0, "--tau", "positive", self.tau)
-        require(0 <= self.phi <= 1, "--phi", "between 0 and 1", self.phi)
         require(
             self.max_update_norm is None or self.max_update_norm >= 1,
             "--max_update_norm",
@@ -166,7 +201,11 @@ class Experiment:
             f"between 1 and the {self.clients_per_round} clients of a round",
             self.min_clients,
         )
+        self._check_parts()
         self.algorithm.check_settings(self)
+        self.supervision.check_settings(self)
+        for callback in self.callbacks:
+            callback.check_settings(self)
         clients = self.discovery_clients
         require(
             self.num_domains is None or 1 <= self.num_domains <= clients,
@@ -174,6 +213,43 @@ class Experiment:
             f"between 1 and the number of clients in Phase 1, {clients},",
             self.num_domains,
         )
+
+    def _check_parts(self) -> None:
+        """Check that the classes named exist, are of the right kind and take the arguments given."""
+        if self.model is not None:
+            supplied = ("backbone", "in_features", "num_classes", "domains", "score", "targets")
+            self.model.check("--model", JointModule, supplied)
+        if self.optimizer is not None:
+            self.optimizer.check("--optimizer", Optimizer, ("params",))
+            for name in ("momentum", "weight_decay"):
+                fits = getattr(self, name) == 0 or self.optimizer.accepts(name)
+                require(fits, f"--{name}", f"0 with {self.optimizer.name}, which has none,", getattr(self, name))
+            for name in ("lr", "momentum", "weight_decay"):
+                twice = bool(getattr(self, name)) and name in self.optimizer.init_args
+                require(not twice, f"--{name}", f"left out, as --optimizer.{name} is given,", getattr(self, name))
+        for flag in ("lr_scheduler", "round_scheduler"):
+            part: Part | None = getattr(self, flag)
+            if part is not None:
+                part.check(f"--{flag}", LRScheduler, ("optimizer",))
+
+    @property
+    def local_optimizer(self) -> Part:
+        """The optimizer of a fit: SGD, or the one given, with lr, momentum and weight_decay where they are set."""
+        if self.optimizer is None:
+            return Part(SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        short = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        given = {name: value for name, value in short.items() if value}
+        return Part(self.optimizer.class_path, **(self.optimizer.init_args | given))
+
+    @property
+    def regularizers_by_name(self) -> dict[str, Regularizer]:
+        """The regularizers, by the names of their groups in messages."""
+        return {f"regularizer{number}": one for number, one in enumerate(self.regularizers)}
+
+    @property
+    def learned(self) -> dict[str, Learned]:
+        """The supervision and the regularizers, by the names of their groups in messages."""
+        return {SUPERVISION: self.supervision, **self.regularizers_by_name}
 
     @property
     def clients_per_round(self) -> int:
@@ -191,7 +267,7 @@ class Experiment:
         parts = (
             type(self.data).__name__,
             type(self.algorithm).__name__,
-            self.supervision,
+            self.supervision.name,
             f"seed{self.seed_everything}",
         )
         return "-".join(parts).lower()

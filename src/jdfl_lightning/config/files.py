@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from jdfl_lightning.client.trainer import TrainerOptions
+from jdfl_lightning.config.arguments import argument_names
 from jdfl_lightning.config.experiment import Checkpointing, Clustering, Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import read_settings, write_whole
+from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.settings import declared_settings
 from jdfl_lightning.storage.trust import CONFIG, settings_to_use, sign
 
@@ -26,6 +27,8 @@ def as_dict(value: Any) -> Any:
     >>> as_dict(FedAvg())
     {'class_path': 'jdfl_lightning.algorithms.fedavg.FedAvg', 'init_args': {'weighting': 'samples'}}
     """
+    if isinstance(value, Part):
+        return {"class_path": value.class_path, "init_args": as_dict(value.init_args)}
     if isinstance(value, (Experiment, Clustering, Checkpointing, TrainerOptions)):
         return {entry.name: as_dict(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
@@ -37,7 +40,8 @@ def as_dict(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     stored = {name.removeprefix("_"): item for name, item in vars(value).items()}  # properties may have side effects
-    names = inspect.signature(type(value).__init__).parameters
+    kind: Any = type(value)
+    names = argument_names(kind)
     init_args = {name: as_dict(stored[name]) for name in names if isinstance(stored.get(name, ...), _PLAIN)}
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": init_args}
 

@@ -5,18 +5,38 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import yaml
+from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from jsonargparse.typing import register_type
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.config.experiment import Experiment
-from jdfl_lightning.config.files import as_dict, find_config, run_of, usable_settings
-from jdfl_lightning.core.errors import InputError, did_you_mean
+from jdfl_lightning.config.files import as_dict, run_of, usable_settings
+from jdfl_lightning.config.reading import (
+    MOVED,
+    line_of,
+    named_in_full,
+    no_such_option,
+    read_config,
+    take_configs,
+    take_moved,
+)
+from jdfl_lightning.core.errors import InputError, Note, did_you_mean, subclasses
+from jdfl_lightning.core.files import read_settings
 from jdfl_lightning.core.lists import Fractions, Names, Numbers
+from jdfl_lightning.core.parts import Part, load, parameters
+from jdfl_lightning.supervision import short_names
+from jdfl_lightning.ui.loggers import explain_logger
 
 _REQUIRED = "the following arguments are required: "
 
@@ -33,11 +53,15 @@ def _explain(message: str, positional: Sequence[str] = ()) -> str:
     types = [name for name in re.findall(r"Expected a <class '(\w+)'>", message) if name != "NoneType"]
     choices = re.search(r"Literal\[(.*?)\]", message)
     unknown = re.search(r"Expected a dot import path string: (.*)", message)
-    extra = re.search(r"class_path '(?:.*\.)?(\w+)':\s+Option '(\w+)' is not accepted", message)
+    extra = re.search(r"class_path '(.*?)':\s+Option '(\w+)' is not accepted", message)
+    if not keys and (extra := re.match(r"[Uu]nrecognized arguments: (?:--)?([\w.]+)", message)):
+        return no_such_option(extra[1])
     if not keys:
         missing = message.removeprefix(_REQUIRED)
         names = [name.upper() if name in positional else f"--{name}" for name in missing.split(", ")]
         return f"{_REQUIRED}{', '.join(names)}" if missing != message else message
+    if keys == ["logger"]:
+        return explain_logger(message)
     if value and choices:
         given, known = value[1].strip(), [choice.strip(" '") for choice in choices[1].split(",")]
         return f"Expected {flag} to be one of {choices[1]} but got {given!r}.{did_you_mean(given, known)}"
@@ -47,15 +71,65 @@ def _explain(message: str, positional: Sequence[str] = ()) -> str:
         what = wanted[1].rstrip(".") if " but got " in wanted[1] else "given, and with a value"
         return f"Expected {flag} to be {what}."
     if unknown:
-        return f"Expected {flag} to be the name or the import path of a class but got {unknown[1]!r}."
+        known = _possible(".".join(keys))
+        listed = f" Known names: {', '.join(known)}." if known else ""
+        near = did_you_mean(unknown[1], known).replace("'", "")
+        return f"Expected {flag} to be the name or the import path of a class but got {unknown[1]!r}.{near}{listed}"
     if extra:
-        return f"Expected an option of {extra[1]} but it has no {flag}.{extra[2]}."
+        options = [name for name in parameters(load(extra[1])) if name not in PARTS.get(keys[0], (None, ()))[1]]
+        near = did_you_mean(extra[2], options).replace("'", "")
+        name = extra[1].rpartition(".")[2]
+        return f"Expected an option of {name} but it has no {flag}.{extra[2]}.{near} It has {', '.join(options)}."
     return f"{flag}: {message.rpartition(keys[-1])[2].lstrip(chr(34) + ':')}"
+
+
+def _possible(setting: str) -> list[str]:
+    """Return the names of the classes that a setting can have, short names where there are some."""
+    if setting == "supervision":
+        return list(short_names())
+    if setting == "clustering.criterion":
+        return list(Criterion.short_names())
+    if setting in PARTS:
+        home = import_module("torch.optim" if setting == "optimizer" else "torch.optim.lr_scheduler")
+        parent = PARTS[setting][0]
+        return [] if setting == "model" else [n for n in vars(home) if _is_below(getattr(home, n), parent)]
+    hints = get_type_hints(Experiment)
+    parents = [hint for hint in get_args(hints.get(setting)) or (hints.get(setting),) if isinstance(hint, type)]
+    names = [found.__name__ for parent in parents for found in subclasses(parent)]
+    return sorted({name for name in names if not name.startswith("_")})
+
+
+def _is_below(value: Any, parent: type) -> bool:
+    return isinstance(value, type) and issubclass(value, parent) and value is not parent
 
 
 def _parser(program: str, description: str | None) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     return ArgumentParser(prog=program, exit_on_error=False, description=description, allow_abbrev=False)
+
+
+PARTS: dict[str, tuple[type, set[str]]] = {
+    "model": (JointModule, {"backbone", "in_features", "num_classes", "domains", "score", "targets", "regularizers"}),
+    "optimizer": (Optimizer, {"params"}),
+    "lr_scheduler": (LRScheduler, {"optimizer"}),
+    "round_scheduler": (LRScheduler, {"optimizer"}),
+}
+"""Settings that name a class with its arguments, as in LightningCLI: the class's parent, and what the run supplies."""
+
+
+def _part(value: Any) -> Part:
+    """Return a part of plain values: an import path, the name of a Lightning callback, or class_path and init_args."""
+    if isinstance(value, str):
+        value = {"class_path": value}
+    if not isinstance(value, Mapping) or not {"class_path"} <= set(value) <= {"class_path", "init_args"}:
+        raise ValueError(f"expected a class_path with init_args but got {value!r}")
+    path = str(value["class_path"])
+    return Part(path if "." in path else f"lightning.pytorch.callbacks.{path}", **(value.get("init_args") or {}))
+
+
+register_type(
+    Part, serializer=lambda part: {"class_path": part.class_path, "init_args": part.init_args}, deserializer=_part
+)
 
 
 def _add_settings(parser: ArgumentParser, skip: set[str]) -> None:
@@ -71,9 +145,16 @@ def _add_settings(parser: ArgumentParser, skip: set[str]) -> None:
         default=False,
         help="With --resume: import whatever classes the run folder names, even if you did not make it here.",
     )
-    parser.add_class_arguments(Experiment, skip=skip)
+    parser.add_class_arguments(Experiment, skip={*skip, *PARTS})
+    hints = {entry.arg_name: entry.description for entry in parse_from_object(Experiment).params if entry.description}
+    for name, (parent, supplied) in PARTS.items():
+        if name not in skip:
+            parser.add_subclass_arguments(
+                parent, name, skip=supplied, instantiate=False, fail_untyped=False, required=False, help=hints[name]
+            )
     defaults = as_dict(Experiment())
-    parser.set_defaults({name: defaults[name] for name in ("data", "algorithm", "backend")})
+    parser.set_defaults({name: defaults[name] for name in ("data", "algorithm", "backend", "supervision")})
+    parser.set_defaults({"clustering.criterion": defaults["clustering"]["criterion"]})
 
 
 def make_parser(program: str) -> ArgumentParser:
@@ -139,47 +220,102 @@ def _values(args: Sequence[str], option: str) -> list[str]:
     return [arg.partition("=")[2] if "=" in arg else after for arg, after in pairs if arg.partition("=")[0] == option]
 
 
-def _with_config_files(args: Sequence[str]) -> list[str]:
-    """Replace names of configs by their files."""
-    found: list[str] = []
-    for arg in args:
-        if found and found[-1] == "--config":
-            found[-1] = f"--config={find_config(arg)}"
-        else:
-            given = arg.startswith("--config=")
-            found.append(f"--config={find_config(arg.removeprefix('--config='))}" if given else arg)
-    if found and found[-1] == "--config":
-        find_config("")
-    return found
-
-
-def parse_experiment(program: str, args: Sequence[str], saved: Mapping[str, Any] | None = None) -> Experiment:
+def parse_experiment(
+    program: str, args: Sequence[str], saved: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()
+) -> Experiment:
     """Turn command-line arguments into settings; raise an `InputError` that names what is wrong.
+
+    Options win over configs, wherever they stand; what comes later wins over what comes before.
 
     Args:
         program: name of the command in help texts.
-        args: the arguments; what comes later overrides what comes before.
+        args: the arguments.
         saved: settings that the arguments override; if not given, those of the resumed run, or the defaults.
+        leave_out: settings of config files that are not used, so that no class of theirs is imported.
     """
     resumed = [value for value in _values(args, "--resume") if value not in ("auto", "null")]
     if saved is None and resumed:
         trust = "".join(_values(args, "--trust")[-1:]).lower() == "true"
         saved = usable_settings(run_of(resumed[0]), trust)
-    args = _with_config_files(args)
-    if saved is not None:
-        args = [f"--config={yaml.safe_dump(dict(saved), sort_keys=False)}", *args]
+    files, options = take_configs(args)
+    configs = [] if saved is None else [dict(saved)]
+    configs += [{name: v for name, v in read_config(file).items() if name not in leave_out} for file in files]
+    moved, options = take_moved(named_in_full(options))
+    for config in configs:
+        moved = {name: config.pop(name) for name in MOVED if name in config} | moved
     parser = make_parser(program)
+    texts = [f"--config={yaml.safe_dump(config, sort_keys=False)}" for config in configs]
     try:
-        settings = parser.instantiate(parser.parse_args(args))
+        settings = parser.parse_args([*texts, *options])
+        _use_moved(settings, moved)
+        parts = {name: _as_part(name, settings.pop(name, None)) for name in PARTS}
+        settings = parser.instantiate(settings)
     except ArgumentError as error:
-        raise InputError(_explain(str(error))) from error
+        raise InputError(_located(_explain(str(error)), files)) from error
     except InputError:
         raise
     except (ValueError, TypeError, ImportError) as error:  # raised by a class named in the settings
-        raise InputError(str(error)) from error
+        raise InputError(explain_logger(str(error))) from error
     except OverflowError as error:
         raise InputError(f"Expected numbers of a usual size but one is too large: {error}.") from error
+    found: dict[str, Any] = {
+        entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment) if entry.name not in PARTS
+    }
     for entry in dataclasses.fields(Experiment):
-        if settings[entry.name] is None and entry.default is not None:
+        if entry.name in found and found[entry.name] is None and entry.default is not None:
             raise InputError(f"Expected --{entry.name} to have a value but got null.")
-    return Experiment(**{entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment)})
+    return Experiment(**(found | parts))
+
+
+def load_experiment(config: str | Path, *options: str) -> Experiment:
+    """Return the settings of a config: a YAML file, or the name of one that comes with the package.
+
+    Args:
+        config: the file or name.
+        options: further options, as on the command line, such as ``"--rounds=3"``.
+
+    >>> load_experiment("digits", "--rounds=3").rounds
+    3
+    """
+    return parse_experiment("load_experiment", [f"--config={config}", *options])
+
+
+def _as_part(name: str, value: Any) -> Part | None:
+    """Return a class of the settings, as jsonargparse has parsed it, as a part."""
+    if value is None:
+        return None
+    plain = value.as_dict()
+    return Part(plain["class_path"], **plain.get("init_args", {}))
+
+
+def _use_moved(settings: Any, moved: Mapping[str, Any]) -> None:
+    """Give the supervision the options that earlier versions had beside it."""
+    if not moved:
+        return
+    options = settings.supervision.get("init_args") or {}
+    used = {name: value for name, value in moved.items() if name in options}
+    for name, value in used.items():
+        settings[f"supervision.init_args.{name}"] = yaml.safe_load(value) if isinstance(value, str) else value
+    unused = [name for name in moved if name not in used]
+    rest = f"; this supervision has no {' and no '.join(unused)}" if unused else ""
+    which = f"{', '.join(moved)}: now options of the supervision, as in --supervision.alpha"
+    note = f"{which}; the old form still works{rest}."
+    warnings.warn(note, Note, stacklevel=3)
+
+
+def _located(message: str, files: Sequence[Path]) -> str:
+    """Add the file and line of the setting that a message names, if a config has it."""
+    flag = re.search(r"--([\w.]+)", message)
+    names = flag[1].split(".") if flag else []
+    for file in reversed(files):
+        found: Any = read_settings(file, aliases=True)
+        depth = 0
+        for name in names:
+            if isinstance(found, dict) and "init_args" in found and name not in found:
+                found = found["init_args"]
+            if not isinstance(found, dict) or name not in found:
+                break
+            found, depth = found[name], depth + 1
+        if depth == len(names) > 0:
+            return f"{message} ({file}, line {line_of(file, names)})"
+    return message

@@ -105,7 +105,7 @@ def require_type(flag: str, value: object, hint: Any) -> None:
     names = [option.__name__ for option in classes] + [repr(choice) for choice in choices]
     names += [str(option) for option in options if get_origin(option) in (list, dict)]
     name = value.__name__ if isinstance(value, type) else value
-    known = [f"{found.__name__}()" for option in classes for found in _subclasses(option)]
+    known = [f"{found.__name__}()" for option in classes for found in subclasses(option)]
     question = did_you_mean(f"{name}()", known).replace("'", "") if isinstance(name, str) else ""
     raise InputError(f"Expected {flag} to be of type {' or '.join(names)} but got {value!r}.{question}")
 
@@ -128,12 +128,12 @@ def _is_a(value: object, option: Any) -> bool:
     return not isinstance(option, type) or isinstance(value, option)  # other hints are not checked
 
 
-def _subclasses(parent: type) -> Iterator[type]:
+def subclasses(parent: type) -> Iterator[type]:
     """Yield all subclasses of a class, unless it is a built-in."""
     children: list[type] = [] if parent.__module__ == "builtins" else parent.__subclasses__()
     for child in children:
         yield child
-        yield from _subclasses(child)
+        yield from subclasses(child)
 
 
 def require_types(settings: Any, prefix: str = "--") -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from jdfl_lightning.core.tensors import Record, Tensors, num_bytes
 
 DISCOVERY_ROUND = 0
 """The round of Phase 1; training rounds count from 1."""
+
+SUPERVISION = "supervision"
+"""Group of the supervision's tensors in `learned`."""
 
 UNKNOWN = -1
 """The pseudo-domain of a client that has none yet."""
@@ -59,8 +60,8 @@ class FitTask:
     """Number of the attempt, from 0; a new attempt uses new random numbers."""
     every_epoch: bool = False
     """In Phase 1, send the update after every epoch, not only the final vector."""
-    table: Tensor | None = None
-    """Weights over pseudo-domains (M, M), a row for each pseudo-domain; None in Phase 1 and for the baseline."""
+    learned: Record = field(default_factory=dict)
+    """What the supervision and the regularizers send to clients, such as the table of weights over pseudo-domains."""
 
     @property
     def where(self) -> tuple[int, ...]:
@@ -70,8 +71,8 @@ class FitTask:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors in this message."""
-        table = {} if self.table is None else {"table": self.table}
-        return num_bytes({"weights": self.weights, "buffers": self.buffers, "table": table, **self.server})
+        parts = {"weights": self.weights, "buffers": self.buffers}
+        return sum(num_bytes(record) for record in (parts, self.server, self.learned))
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,14 @@ class FitResult:
     """Whether the client keeps a state for its next participation."""
     note: str = ""
     """A note to show to the user."""
+    learned: Record = field(default_factory=dict)
+    """What the supervision and the regularizers send."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors in this message."""
-        return num_bytes({"weights": self.weights, "buffers": self.buffers, **self.upload})
+        parts = {"weights": self.weights, "buffers": self.buffers}
+        return sum(num_bytes(record) for record in (parts, self.upload, self.learned))
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def declared_settings(settings: type, prefix: str = "") -> Iterator[Declared]:
         if role["group"] is not None:
             yield from declared_settings(role["group"], f"{name}.")
         else:
-            yield Declared(name, field.default, role["role"], role["phase_1"], role["in_paper"])
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            yield Declared(name, default, role["role"], role["phase_1"], role["in_paper"])
 
 
 def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,15 +7,19 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from jdfl_lightning.core.errors import InputError, require, require_type
+from jdfl_lightning.data.checks import MissingClasses, check_arguments, check_loaded, seen_domains
+from jdfl_lightning.data.duplicates import identical
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.data.partition import Partition, partition
+from jdfl_lightning.data.summary import describe
+from jdfl_lightning.data.transforms import Augment, Augmentation, Normalize, Resize, checked_normalize
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total) during long work."""
@@ -23,6 +27,10 @@ Progress = Callable[[str, int, int], None]
 
 PLACES = ("root", "roots", "download")
 """Names of a data module's arguments that say only where its images are stored."""
+
+
+NOT_IN_PHASE_1 = ("augment",)
+"""Names of a data module's arguments that clients' updates in Phase 1 do not depend on."""
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -43,16 +51,34 @@ class DomainDataModule(pl.LightningDataModule, ABC):
     """Images of several domains, partitioned among clients of one domain each.
 
     A subclass says where images come from (`load`) and what domains and classes there are. Every argument of
-    ``__init__`` is kept as an attribute of the same name, so that a config can be written from the object.
+    ``__init__`` is kept as an attribute of the same name, so that a config can be written from the object. A subclass
+    that hands ``**options`` on to this class has all of the options below.
 
     Args:
         size: height and width of the images.
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
+        augment: random transforms of training images in Phase 2: names of classes of torchvision.transforms.v2, or
+            class_path with init_args; null for none.
+        normalize: what the network gets: unit for values in [-1, 1], imagenet for torchvision's pretrained networks,
+            or the mean and std of the channels, of values in [0, 1].
+        resize: how an image that is not square becomes so: squash, its whole area, or crop, its centre.
+        val_fraction: share of every domain's images, without its test images, that is held out for validation, rounded
+            up; 0 for none.
+        unseen: a domain, or a list of them, that no client has: all of its images are a test set of their own.
+        domain_mix: lambda, from 0 to 1: the share of every client's images that is exchanged for images of all
+            domains. 0: a client has one domain. 1: every client has all domains in proportion.
+        label_skew: alpha of the Dirichlet distribution that divides each class of a domain among its clients, above 0;
+            the smaller, the more the clients' classes differ. null: they have the same proportions.
+        missing_classes: whether a folder of a domain may lack a class: refuse or allow.
+        drop_duplicates: leave out the training images that are held-out images too, pixel for pixel.
     """
 
     domain_names: Sequence[str] = ()
-    """The domains; a number in `domains` is a place in this list."""
+    """The domains that clients have; a number in `domains` is a place in this list. Those that are unseen are in it
+    until the images are loaded, and then in `unseen_names`."""
+    unseen_names: Sequence[str] = ()
+    """The domains that no client has; their numbers in `domains` follow those of `domain_names`."""
     class_names: Sequence[str] = ()
     """The classes; a label is a place in this list."""
     images: Tensor
@@ -66,24 +92,51 @@ class DomainDataModule(pl.LightningDataModule, ABC):
     roster: Roster | None = None
     """Info about the images at remote sites; None if the images are local."""
 
-    def __init__(self, size: int, num_clients: int, test_fraction: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        num_clients: int,
+        test_fraction: float,
+        *,
+        augment: Augment | None = None,
+        normalize: Normalize = "unit",
+        resize: Resize = "squash",
+        val_fraction: float = 0.0,
+        unseen: list[str] | str | None = None,
+        domain_mix: float = 0.0,
+        label_skew: float | None = None,
+        missing_classes: MissingClasses = "refuse",
+        drop_duplicates: bool = False,
+    ) -> None:
         super().__init__()
-        require_type("--data.size", size, int)
-        require_type("--data.num_clients", num_clients, int)
-        require_type("--data.test_fraction", test_fraction, float)
-        require(size > 0, "--data.size", "positive", size)
-        require(num_clients > 0, "--data.num_clients", "positive", num_clients)
-        require(0 < test_fraction < 1, "--data.test_fraction", "between 0 and 1", test_fraction)
         self.size = size
         self.num_clients = num_clients
         self.test_fraction = test_fraction
+        self.augment = augment
+        self.normalize = normalize
+        self.resize = resize
+        self.val_fraction = val_fraction
+        self.unseen = unseen
+        self.domain_mix = domain_mix
+        self.label_skew = label_skew
+        self.missing_classes = missing_classes
+        self.drop_duplicates = drop_duplicates
+        check_arguments(self)
+        self._augmentation = Augmentation(augment, size) if augment else None
+        self.augment = self._augmentation.specs if self._augmentation else None
+        self.normalize = checked_normalize(normalize)
+        seen_domains(self)
         self.batch_size = 32
         self.progress: Progress = no_progress
 
     def __repr__(self) -> str:
-        """Show the arguments."""
-        names = inspect.signature(type(self).__init__).parameters
-        return f"{type(self).__name__}({', '.join(f'{n}={vars(self)[n]!r}' for n in names if n in vars(self))})"
+        """Show the arguments, and those of the options that are not at their defaults."""
+        own = [name for name in inspect.signature(type(self).__init__).parameters if name in vars(self)]
+        changed = [name for name, default in option_defaults().items() if vars(self).get(name, default) != default]
+        names = dict.fromkeys([*own, *changed])
+        return f"{type(self).__name__}({', '.join(f'{name}={vars(self)[name]!r}' for name in names)})"
+
+    __str__ = __repr__  # Lightning's own fails for loaders that are no DataLoader
 
     @abstractmethod
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,24 +153,47 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         if hasattr(self, "images"):
             return
         loaded: Any = self.load()
-        _check_loaded(self, loaded)
+        check_loaded(self, loaded)
         images, labels, domains = loaded
-        self.images, self.labels, self.domains = images, labels.long(), domains.long()
+        names, seen = list(self.domain_names), seen_domains(self)
+        self.domain_names = seen
+        self.unseen_names = [name for name in names if name not in seen]
+        places = torch.tensor([[*seen, *self.unseen_names].index(name) for name in names])
+        self.images, self.labels, self.domains = images, labels.long(), places[domains.long()]
 
     def deal(self, seed: int) -> Partition:
         """Hold out the test images and partition the rest among the clients, as a function of the seed."""
         self.load_once()
         self.partition = partition(
-            self.labels, self.domains, self.domain_names, self.num_clients, self.test_fraction, seed
+            self.labels,
+            self.domains,
+            self.domain_names,
+            self.num_clients,
+            self.test_fraction,
+            seed,
+            val_fraction=self.val_fraction,
+            domain_mix=self.domain_mix,
+            label_skew=self.label_skew,
+            copies=self._copies if self.drop_duplicates else None,
         )
         return self.partition
+
+    @cached_property
+    def _copies(self) -> Tensor:
+        """A number for every image that identical ones share."""
+        return identical(self.images)
+
+    def duplicated(self) -> int:
+        """Return how many held-out images are training images too, pixel for pixel."""
+        trained = self._copies[torch.cat(self.partition.clients)]
+        return int(torch.isin(self._copies[self.partition.held_out], trained).sum())
 
     def untested(self) -> dict[str, list[str]]:
         """Return, by domain, the classes that its clients train on but that have no test image."""
         missing: dict[str, list[str]] = {}
+        everything = torch.cat(self.partition.clients)
         for domain, (name, held) in enumerate(zip(self.domain_names, self.partition.test, strict=True)):
-            own = [c for c, d in zip(self.partition.clients, self.partition.client_domains, strict=True) if d == domain]
-            trained = set(self.labels[torch.cat(own)].tolist()) if own else set()
+            trained = set(self.labels[everything[self.domains[everything] == domain]].tolist())
             if lacking := sorted(trained - set(self.labels[held].tolist())):
                 missing[name] = [self.class_names[label] for label in lacking]
         return missing
@@ -139,49 +215,67 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         if self.roster is not None:
             return self.roster.fingerprint
         digest = hashlib.blake2b(digest_size=16)
-        for indices in (self.labels, self.domains, *self.partition.clients, *self.partition.test):
+        dealt = self.partition
+        for indices in (self.labels, self.domains, *dealt.clients, *dealt.test, *dealt.val, *dealt.unseen):
             digest.update(f"{len(indices)} ".encode() + indices.numpy().tobytes())
         picked = self.images[:: max(1, len(self.images) // 200)]
         digest.update(f"{tuple(self.images.shape)} ".encode() + picked.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def client_loader(self, client: int, domain: int, batch_size: int, generator: torch.Generator) -> BatchLoader:
-        """Return a client's shuffled training batches; the domain in them is the client's pseudo-domain."""
-        return BatchLoader(self.images, self.labels, domain, self.partition.clients[client], batch_size, generator)
+    def client_loader(
+        self, client: int, domain: int, batch_size: int, generator: torch.Generator, augment: bool = True
+    ) -> BatchLoader:
+        """Return a client's shuffled training batches.
+
+        Args:
+            client: number of the client.
+            domain: its pseudo-domain, the domain in the batches.
+            batch_size: images in a batch.
+            generator: shuffles every pass.
+            augment: whether the images are augmented; Phase 1 looks at them as they are.
+        """
+        indices = self.partition.clients[client]
+        return self._loader(indices, domain, batch_size, generator, self._augmentation if augment else None)
+
+    def _loader(
+        self,
+        indices: Tensor,
+        domains: Tensor | int,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        augmentation: Augmentation | None = None,
+    ) -> BatchLoader:
+        return BatchLoader(
+            self.images, self.labels, domains, indices, batch_size, generator, self.normalize, augmentation
+        )
 
     def train_dataloader(self) -> BatchLoader:
         """Return the training images of all clients together, with their true domains (for use with no federation)."""
         generator = torch.Generator().manual_seed(torch.initial_seed() % 2**63)
         indices = torch.cat(self.partition.clients)
-        return BatchLoader(self.images, self.labels, self.domains, indices, self.batch_size, generator)
+        return self._loader(indices, self.domains, self.batch_size, generator, self._augmentation)
 
     def test_dataloader(self) -> BatchLoader:
         """Return the test images of all domains, with their true domains."""
-        return BatchLoader(self.images, self.labels, self.domains, torch.cat(self.partition.test), 256)
+        return self._loader(torch.cat(self.partition.test), self.domains, 256)
 
-    val_dataloader = test_dataloader
-    """The test images again: there is no third split."""
+    def val_dataloader(self) -> BatchLoader:
+        """Return the validation images of all domains; the test images again if `val_fraction` is 0."""
+        return self._loader(torch.cat(self.partition.val or self.partition.test), self.domains, 256)
+
+    def unseen_dataloader(self) -> BatchLoader:
+        """Return the images of the unseen domains, whose numbers follow those of the domains that clients have."""
+        return self._loader(torch.cat([torch.empty(0).long(), *self.partition.unseen]), self.domains, 256)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the numbers of images by domain, class and client, with the settings that decide them."""
+        if self.roster is None:
+            self.setup()
+        return describe(self)
 
 
-def _check_loaded(data: DomainDataModule, loaded: Any) -> None:
-    """Raise an `InputError` that names the class and what is wrong with what its `load` returned."""
-
-    def expect(holds: bool, what: str, got: object) -> None:
-        if not holds:
-            raise InputError(f"Expected {type(data).__name__}.load() to return {what} but got {got}.")
-
-    parts = [type(part).__name__ for part in loaded] if isinstance(loaded, tuple) else type(loaded).__name__
-    tensors = isinstance(loaded, tuple) and len(loaded) == 3 and all(isinstance(part, Tensor) for part in loaded)
-    expect(tensors, "three tensors (images, labels, domains)", parts)
-    images, labels, domains = loaded
-    count, square = len(images) if images.ndim else 0, (data.size, data.size, 3)
-    expect(images.dtype == torch.uint8, "images of type uint8, from 0 to 255,", images.dtype)
-    right = images.ndim == 4 and tuple(images.shape[1:]) == square
-    expect(right, f"images of shape (N, {', '.join(map(str, square))})", tuple(images.shape))
-    for what, values, source in (("labels", labels, "class_names"), ("domains", domains, "domain_names")):
-        whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
-        expect(whole, f"{what} that are integers", values.dtype)
-        expect(tuple(values.shape) == (count,), f"{what} of shape ({count},), one for each image,", tuple(values.shape))
-        known = len(getattr(data, source))
-        for value in (int(values.min()), int(values.max())) if count else ():
-            expect(0 <= value < known, f"{what} from 0 to {known - 1}, the places in {source},", value)
+@cache
+def option_defaults() -> dict[str, Any]:
+    """Return the options that all data modules share, with their defaults, which leave them unused."""
+    options = inspect.signature(DomainDataModule.__init__).parameters.values()
+    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}

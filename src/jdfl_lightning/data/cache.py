@@ -22,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.data.base import Progress
+from jdfl_lightning.data.transforms import Resize
 
 _FORMAT = "3"  # part of every key: raise it when the decoding changes
 MAX_PIXELS = 50_000_000
@@ -33,8 +34,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("JDFL_CACHE") or platformdirs.user_cache_dir("jdfl-lightning"))
 
 
-def decode(path: Path, size: int) -> np.ndarray:
-    """Read an image as RGB of size x size; an error names an unreadable image.
+def decode(path: Path, size: int, resize: Resize = "squash") -> np.ndarray:
+    """Read an image as RGB of size x size, of its whole area or of its centre; an error names an unreadable image.
 
     The result depends on the pixels alone, not on the file format: a JPEG is decoded at full size, as scaling in its
     decoder would give sharper images than the resize used for other formats.
@@ -44,7 +45,7 @@ def decode(path: Path, size: int) -> np.ndarray:
         with Image.open(path) as image:  # reads the header
             _check_pixels(path, image.width * image.height)
             ImageOps.exif_transpose(image, in_place=True)
-            pixels = np.asarray(_as_rgb(image).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0))
+            pixels = resized(image, size, resize)
     except FileNotFoundError as error:
         raise InputError(f"Expected an image but there is no file {path}.") from error
     except InputError:
@@ -52,6 +53,23 @@ def decode(path: Path, size: int) -> np.ndarray:
     except (OSError, SyntaxError, ValueError, *_BOMB) as error:
         raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
     return pixels
+
+
+def resized(image: Image.Image, size: int, resize: Resize = "squash") -> np.ndarray:
+    """Return an upright image as RGB of size x size."""
+    box = None if resize == "squash" else _centre(*image.size)
+    return np.asarray(_as_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box, reducing_gap=3.0))
+
+
+def _centre(width: int, height: int) -> tuple[float, float, float, float]:
+    """Return the largest square at the centre of an image: left, top, right, bottom.
+
+    >>> _centre(30, 20)
+    (5.0, 0.0, 25.0, 20.0)
+    """
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
 
 
 _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -84,9 +102,10 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _key(paths: Sequence[Path], size: int) -> str:
-    """Return the cache key: the files, their sizes and dates, and the decoding version and size."""
-    digest = hashlib.blake2b(f"{_FORMAT} {size}".encode(), digest_size=16)
+def _key(paths: Sequence[Path], size: int, resize: Resize) -> str:
+    """Return the cache key: the files, their sizes and dates, the decoding's version and what it was asked for."""
+    asked = f"{_FORMAT} {size}" if resize == "squash" else f"{_FORMAT} {size} {resize}"
+    digest = hashlib.blake2b(asked.encode(), digest_size=16)
     for path in paths:
         try:
             found = _stat(path)
@@ -135,15 +154,16 @@ def _map(file: Path) -> Tensor:
     return ImageFile(str(file), images.offset, images.shape).map()
 
 
-def decode_all(paths: Sequence[Path], size: int, progress: Progress) -> Tensor:
+def decode_all(paths: Sequence[Path], size: int, progress: Progress, resize: Resize = "squash") -> Tensor:
     """Return uint8 images (N, size, size, 3), from the cache if it has them.
 
     Args:
         paths: absolute paths, in the order of the images.
         size: height and width.
         progress: called as the images are decoded.
+        resize: how an image becomes a square.
     """
-    file = cache_folder() / f"{_key(paths, size)}.npy"
+    file = cache_folder() / f"{_key(paths, size, resize)}.npy"
     if file.is_file():
         try:
             return _map(file)
@@ -152,7 +172,7 @@ def decode_all(paths: Sequence[Path], size: int, progress: Progress) -> Tensor:
     images = np.empty((len(paths), size, size, 3), dtype=np.uint8)
 
     def work(position: int) -> None:
-        images[position] = decode(paths[position], size)
+        images[position] = decode(paths[position], size, resize)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         futures = [pool.submit(work, position) for position in range(len(paths))]

@@ -17,6 +17,7 @@ from torch.nn.functional import interpolate, pad
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.seeding import numpy_generator
 from jdfl_lightning.data.base import DomainDataModule
+from jdfl_lightning.data.options import DataOptions, Unpack
 
 Array = npt.NDArray[np.float64]
 
@@ -28,6 +29,7 @@ class DigitsDomains(DomainDataModule):
         size: height and width of the images.
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
+        **options: those of every data module.
 
     >>> data = DigitsDomains(num_clients=10)
     >>> data.setup()
@@ -38,8 +40,10 @@ class DigitsDomains(DomainDataModule):
     domain_names = ("ink", "chalk", "photo", "outline")
     class_names = tuple(str(digit) for digit in range(10))
 
-    def __init__(self, size: int = 32, num_clients: int = 10, test_fraction: float = 0.2) -> None:
-        super().__init__(size, num_clients, test_fraction)
+    def __init__(
+        self, size: int = 32, num_clients: int = 10, test_fraction: float = 0.2, **options: Unpack[DataOptions]
+    ) -> None:
+        super().__init__(size, num_clients, test_fraction, **options)
         require(8 <= size <= 256, "--data.size", "between 8 and 256 for the digits", size)
 
     def load(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ from jdfl_lightning.core.errors import InputError, Note, without_stop
 from jdfl_lightning.data.base import DomainDataModule
 from jdfl_lightning.data.cache import decode_all
 from jdfl_lightning.data.download import Mirror, download
+from jdfl_lightning.data.options import DataOptions, Unpack
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
 _RESERVED = {"overall", "worst", "spread"}  # columns of the tables
@@ -48,19 +49,25 @@ def image_files(folder: Path) -> list[Path]:
 
 
 class ImageFolderDomains(DomainDataModule):
-    """Images in a tree ``root/<domain>/<class>/<image>``; every domain must have every class.
+    """Images in a tree ``root/<domain>/<class>/<image>``; every domain has every class, unless some may be missing.
 
     Args:
         root: the folder of the domains.
         size: height and width that the images are resized to.
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
+        **options: those of every data module.
     """
 
     def __init__(
-        self, root: str | None = None, size: int = 112, num_clients: int = 10, test_fraction: float = 0.2
+        self,
+        root: str | None = None,
+        size: int = 112,
+        num_clients: int = 10,
+        test_fraction: float = 0.2,
+        **options: Unpack[DataOptions],
     ) -> None:
-        super().__init__(size, num_clients, test_fraction)
+        super().__init__(size, num_clients, test_fraction, **options)
         self.root = None if root is None else str(Path(root).expanduser().absolute())
 
     def _root(self) -> Path:
@@ -83,9 +90,12 @@ class ImageFolderDomains(DomainDataModule):
 
     def _images(self, domain: str, folders: dict[str, Path], classes: Sequence[str]) -> dict[str, list[Path]]:
         images = {name: image_files(folders[name]) if name in folders else [] for name in classes}
-        for name, paths in images.items():
-            if not paths:
-                raise InputError(f"Expected every domain to have every class but {domain} has no image of {name}.")
+        missing = [name for name, paths in images.items() if not paths]
+        if missing and self.missing_classes == "refuse":
+            raise InputError(
+                f"Expected every domain to have every class but {domain} has no image of {missing[0]}: add some, or "
+                "pass --data.missing_classes allow."
+            )
         return images
 
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,7 +109,7 @@ class ImageFolderDomains(DomainDataModule):
             for label, paths in enumerate(classes.values())
             for path in paths
         ]
-        images = decode_all([path for path, _, _ in listed], self.size, self.progress)
+        images = decode_all([path for path, _, _ in listed], self.size, self.progress, self.resize)
         return images, torch.tensor([label for _, label, _ in listed]), torch.tensor([d for _, _, d in listed])
 
 
@@ -114,6 +124,7 @@ class KnownDomains(ImageFolderDomains):
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
         download: fetch the images into ``root`` if they are not there.
+        **options: those of every data module.
     """
 
     counts: dict[str, tuple[int, ...]]
@@ -128,8 +139,9 @@ class KnownDomains(ImageFolderDomains):
         num_clients: int = 10,
         test_fraction: float = 0.2,
         download: bool = False,
+        **options: Unpack[DataOptions],
     ) -> None:
-        super().__init__(root, size, num_clients, test_fraction)
+        super().__init__(root, size, num_clients, test_fraction, **options)
         self.download = download
 
     @property

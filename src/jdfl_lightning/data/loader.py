@@ -1,4 +1,4 @@
-"""Batches straight from one array of decoded images: no worker processes, no per-image work."""
+"""Batches straight from one array of decoded images: no worker processes, and no per-image work but augmentation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-
-def to_input(images: Tensor) -> Tensor:
-    """Turn uint8 images (B, H, W, 3) into a network's input (B, 3, H, W) in [-1, 1].
-
-    The memory layout is kept: viewed as (B, 3, H, W) it is torch's channels_last, which is fast for convolutions.
-    """
-    return images.permute(0, 3, 1, 2).to(torch.float32).mul_(2 / 255).sub_(1)
+from jdfl_lightning.data.transforms import Augmentation, Normalize, to_input
 
 
 class BatchLoader:
@@ -27,6 +21,8 @@ class BatchLoader:
         batch_size: images in a batch; the last one may be smaller. A last one of a single image joins the batch before
             it: BatchNorm cannot train on one image.
         generator: shuffles every pass; without it the order is that of the indices.
+        normalize: how pixels become the network's input.
+        augmentation: transforms every image.
     """
 
     def __init__(
@@ -37,9 +33,12 @@ class BatchLoader:
         indices: Tensor,
         batch_size: int,
         generator: torch.Generator | None = None,
+        normalize: Normalize = "unit",
+        augmentation: Augmentation | None = None,
     ) -> None:
         self.images, self.labels, self.domains = images, labels, domains
         self.indices, self.batch_size, self.generator = indices, batch_size, generator
+        self.normalize, self.augmentation = normalize, augmentation
 
     def __len__(self) -> int:
         return len(self._sizes())
@@ -56,4 +55,7 @@ class BatchLoader:
         for chosen in order.split(self._sizes()):
             labels = self.labels[chosen]
             domains = torch.full_like(labels, self.domains) if isinstance(self.domains, int) else self.domains[chosen]
-            yield to_input(self.images[chosen]), labels, domains
+            images = self.images[chosen]
+            if self.augmentation is not None:
+                images = self.augmentation(images)
+            yield to_input(images, self.normalize), labels, domains

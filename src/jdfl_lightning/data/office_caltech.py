@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jdfl_lightning.data.download import Mirror
 from jdfl_lightning.data.folder import KnownDomains
+from jdfl_lightning.data.options import DataOptions, Unpack
 
 
 class OfficeCaltech(KnownDomains):
@@ -15,6 +16,7 @@ class OfficeCaltech(KnownDomains):
         num_clients: N; the paper has 4, one for each domain.
         test_fraction: share of every domain that is held out, rounded up.
         download: fetch the images into ``root`` if they are not there.
+        **options: those of every data module.
     """
 
     domain_names = ("amazon", "caltech", "dslr", "webcam")
@@ -49,5 +51,6 @@ class OfficeCaltech(KnownDomains):
         num_clients: int = 4,
         test_fraction: float = 0.2,
         download: bool = False,
+        **options: Unpack[DataOptions],
     ) -> None:
-        super().__init__(root, size, num_clients, test_fraction, download)
+        super().__init__(root, size, num_clients, test_fraction, download, **options)

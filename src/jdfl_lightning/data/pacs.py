@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jdfl_lightning.data.download import Mirror, google_drive
 from jdfl_lightning.data.folder import KnownDomains
+from jdfl_lightning.data.options import DataOptions, Unpack
 
 
 class PACS(KnownDomains):
@@ -17,6 +18,7 @@ class PACS(KnownDomains):
         num_clients: N; the paper has 10 or 40.
         test_fraction: share of every domain that is held out, rounded up.
         download: fetch the images into ``root`` if they are not there.
+        **options: those of every data module.
     """
 
     domain_names = ("art_painting", "cartoon", "photo", "sketch")
@@ -41,5 +43,6 @@ class PACS(KnownDomains):
         num_clients: int = 10,
         test_fraction: float = 0.1,
         download: bool = False,
+        **options: Unpack[DataOptions],
     ) -> None:
-        super().__init__(root, size, num_clients, test_fraction, download)
+        super().__init__(root, size, num_clients, test_fraction, download, **options)

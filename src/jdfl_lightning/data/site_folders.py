@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.errors import InputError, require
 from jdfl_lightning.core.seeding import numpy_generator
-from jdfl_lightning.data.base import DomainDataModule
+from jdfl_lightning.data.base import DomainDataModule, option_defaults
 from jdfl_lightning.data.cache import decode_all
 from jdfl_lightning.data.folder import image_files, subfolders
+from jdfl_lightning.data.options import DataOptions, Unpack
 from jdfl_lightning.data.partition import Partition, hold_out_share
 
 
@@ -29,6 +30,7 @@ class SiteFolders(DomainDataModule):
         num_clients: N, the clients of all sites together.
         test_fraction: share of every client's images that is held out, rounded up.
         classes: names of the classes; null if every client has images of all of them.
+        **options: those of every data module.
     """
 
     def __init__(
@@ -38,8 +40,17 @@ class SiteFolders(DomainDataModule):
         num_clients: int = 2,
         test_fraction: float = 0.2,
         classes: list[str] | None = None,
+        **options: Unpack[DataOptions],
     ) -> None:
-        super().__init__(size, num_clients, test_fraction)
+        super().__init__(size, num_clients, test_fraction, **options)
+        for name in ("unseen", "domain_mix", "label_skew", "missing_classes", "drop_duplicates"):
+            given, default = getattr(self, name), option_defaults()[name]
+            require(
+                given == default,
+                f"--data.{name}",
+                f"{default!r} for SiteFolders, whose sites keep what they have,",
+                given,
+            )
         self.roots = None if roots is None else [str(Path(root).expanduser().absolute()) for root in roots]
         self.classes = classes
         self.alone: int | None = None
@@ -70,7 +81,7 @@ class SiteFolders(DomainDataModule):
         listed = [
             (path, label, client) for client, (_, folder) in enumerate(clients) for path, label in self._images(folder)
         ]
-        images = decode_all([path for path, _, _ in listed], self.size, self.progress)
+        images = decode_all([path for path, _, _ in listed], self.size, self.progress, self.resize)
         self._holders = torch.tensor([client for _, _, client in listed])
         return images, torch.tensor([label for _, label, _ in listed]), torch.tensor(self._sites)[self._holders]
 
@@ -92,15 +103,22 @@ class SiteFolders(DomainDataModule):
         self.load_once()
         train: list[Tensor] = []
         test: list[list[np.ndarray]] = [[] for _ in self.domain_names]
+        val: list[list[np.ndarray]] = [[] for _ in self.domain_names]
         for client, site in enumerate(self._sites):
             name, number = self.domain_names[site], client - self._sites.index(site)
             own = np.flatnonzero(self._holders.numpy() == client)
             rng = numpy_generator(seed, name, number)
             held, rest = hold_out_share(self.labels.numpy(), own, self.test_fraction, f"{name}, client {number}", rng)
-            train.append(torch.from_numpy(rest))
             test[site].append(held)
-        held_out = [torch.from_numpy(np.concatenate(parts)) for parts in test]
-        self.partition = Partition(train, list(self._sites), held_out)
+            if self.val_fraction:
+                rng, flag = numpy_generator(seed, "validation", name, number), "--data.val_fraction"
+                held, rest = hold_out_share(
+                    self.labels.numpy(), rest, self.val_fraction, f"{name}, client {number}", rng, flag
+                )
+                val[site].append(held)
+            train.append(torch.from_numpy(rest))
+        tested, validated = ([torch.from_numpy(np.concatenate(p)) for p in parts if p] for parts in (test, val))
+        self.partition = Partition(train, list(self._sites), tested, validated)
         return self.partition
 
 

@@ -21,14 +21,12 @@ from jdfl_lightning.backends.base import describe
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.federation.members import Transport
 from jdfl_lightning.federation.server import fit_federation
-from jdfl_lightning.federation.site import SiteWorker, discreet
+from jdfl_lightning.federation.site import SERVER_ONLY, SiteWorker, discreet
 from jdfl_lightning.federation.wire import Payload, write_info
 from jdfl_lightning.report.run import run_table
 from jdfl_lightning.ui.display import open_display
 
 _LOG = logging.getLogger("flwr")
-_SERVER_ONLY = ("run_dir", "resume", "logger", "discovery", "backend")
-"""Settings that a site does not use."""
 
 
 def make_server_app(config: str | Path) -> ServerApp:
@@ -95,7 +93,7 @@ def arguments(config: str | Path, run_config: Mapping[str, Any], at_site: bool =
     given = [f"--config={config}"]
     for key, value in sorted(run_config.items()):  # a class before its options; Flower keeps no order
         name = key.replace("-", "_")
-        if value != "" and not (at_site and name.partition(".")[0] in _SERVER_ONLY):
+        if value != "" and not (at_site and name.partition(".")[0] in SERVER_ONLY):
             given.append(f"--{name}={str(value).lower() if isinstance(value, bool) else value}")
     return given
 

@@ -35,7 +35,7 @@ from jdfl_lightning.federation.wire import (
 from jdfl_lightning.server.resume import find_run, fixed_settings
 from jdfl_lightning.server.run import fit
 from jdfl_lightning.storage.checkpoint import ClientStates
-from jdfl_lightning.storage.folder import Run
+from jdfl_lightning.storage.folder import SavedRun
 from jdfl_lightning.ui.display import Display
 
 _RUN = "federation.json"
@@ -86,7 +86,7 @@ class SitesBackend(Backend):
         yield SitesRunner(experiment, self.federation, run, self.max_weight)
 
 
-def fit_federation(experiment: Experiment, transport: Transport, display: Display) -> Run:
+def fit_federation(experiment: Experiment, transport: Transport, display: Display) -> SavedRun:
     """Wait for the sites of a run, then train with them: `fit` with images at remote sites.
 
     Args:

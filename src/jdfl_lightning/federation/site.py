@@ -38,6 +38,10 @@ Option = bool | bytes | float | int | str
 """Type of the options that a site's operator sets."""
 
 
+SERVER_ONLY = ("run_dir", "resume", "logger", "discovery", "backend", "callbacks")
+"""Settings that a site does not use; their classes need not be installed there."""
+
+
 def _number(options: Mapping[str, Option], name: str, default: int | None = None) -> int:
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -72,7 +76,7 @@ class SiteWorker:
 
     def __init__(self, arguments: Sequence[str], options: Mapping[str, Option]) -> None:
         reuse_memory()
-        self.experiment = parse_experiment("site", arguments)
+        self.experiment = parse_experiment("site", arguments, leave_out=SERVER_ONLY)
         self.number = _number(options, "partition-id")
         data, root = self.experiment.data, options.get("data-root")
         own = isinstance(data, SiteFolders)
@@ -92,7 +96,9 @@ class SiteWorker:
                     f"Expected the site's partition-id to be below num-partitions, {sites}, but got {self.number}."
                 )
             clients = clients[self.number :: sites]
-            data.partition = replace(dealt, test=[held[self.number :: sites] for held in dealt.test])
+            parts = (dealt.test, dealt.val, dealt.unseen)
+            test, val, unseen = ([held[self.number :: sites] for held in part] for part in parts)
+            data.partition = replace(dealt, test=test, val=val, unseen=unseen)
         self.info = SiteInfo(
             site=self.number,
             own=own,

@@ -65,7 +65,7 @@ class Request:
     """A request to a site: fit some of its clients, and evaluate models on its held-out images."""
 
     tasks: Sequence[FitTask] = ()
-    """Tasks of one round, which share weights, buffers, broadcast and table."""
+    """Tasks of one round, which share weights, buffers, broadcast and learned parts."""
     models: Mapping[str, Tensors] = field(default_factory=dict)
     """Models to evaluate; a model equal to the tasks' weights is sent once."""
     buffers: Tensors = field(default_factory=dict)
@@ -93,7 +93,8 @@ _LARGEST = 2.0**128
 """Limit on a metric, just above single precision, so that means are finite too."""
 _METRICS = 16
 """Limit on a client's metrics, and on the groups of its upload."""
-_NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in ("weights", "buffers", "server", "table")]
+_SHARED = ("weights", "buffers", "server", "learned")
+_NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in _SHARED]
 
 
 def write_info(info: SiteInfo) -> Payload:
@@ -172,8 +173,7 @@ def write_request(request: Request) -> Payload:
         shared = first.weights
         tensors |= {"weights": first.weights, "buffers": first.buffers}
         tensors |= {f"server.{group}": named for group, named in first.server.items()}
-        if first.table is not None:
-            tensors["table"] = {"table": first.table}
+        tensors |= {f"learned.{name}": named for name, named in first.learned.items()}
         for task in request.tasks:
             values = {name: getattr(task, name) for name in _NUMBERS}
             notes[f"task.{task.client}"] = values | {"every_epoch": int(task.every_epoch)}
@@ -191,15 +191,17 @@ def write_request(request: Request) -> Payload:
 def read_request(payload: Payload) -> Request:
     """Read a request from a payload."""
     tensors = {name: payload.tensors.get(name, {}) for name in payload.notes["groups"]["names"]}
-    server = {name.removeprefix("server."): named for name, named in tensors.items() if name.startswith("server.")}
-    table = tensors["table"]["table"] if "table" in tensors else None
+    server, learned = (
+        {name.removeprefix(prefix): named for name, named in tensors.items() if name.startswith(prefix)}
+        for prefix in ("server.", "learned.")
+    )
     weights, buffers = tensors.get("weights", {}), tensors.get("buffers", {})
     tasks = []
     for name, note in payload.notes.items():
         if name.startswith("task."):
             values: dict[str, Any] = {key: (float if key == "weight" else int)(note[key]) for key in _NUMBERS}
             values["every_epoch"] = bool(values["every_epoch"])
-            tasks.append(FitTask(**values, weights=weights, buffers=buffers, server=server, table=table))
+            tasks.append(FitTask(**values, weights=weights, buffers=buffers, server=server, learned=learned))
     names = payload.notes.get("models", {}).get("names", [])
     models = {name: tensors.get(f"model.{name}", weights) for name in names}
     return Request(tasks, models, tensors.get("model_buffers", buffers) if models else {})
@@ -216,12 +218,14 @@ def write_answer(answer: Answer) -> Payload:
         prefix = f"result.{result.client}"
         tensors |= {f"{prefix}.weights": result.weights, f"{prefix}.buffers": result.buffers}
         tensors |= {f"{prefix}.upload.{group}": named for group, named in result.upload.items()}
+        tensors |= {f"{prefix}.learned.{name}": named for name, named in result.learned.items()}
         notes[prefix] = {
             "num_examples": result.num_examples,
             "num_steps": result.num_steps,
             "weight": result.weight,
             "keeps_state": int(result.keeps_state),
             "upload": list(result.upload),
+            "learned": list(result.learned),
         }
         notes[f"{prefix}.metrics"] = dict(result.metrics)
     for name, counts in answer.counts.items():
@@ -268,8 +272,8 @@ def _read_result(payload: Payload, client: int, known: Collection[str]) -> FitRe
     if f"failure.{client}" in payload.notes:
         return FitFailure(client, plain(str(payload.notes[f"failure.{client}"]["reason"])))
     note, metrics = payload.notes[prefix], payload.notes.get(f"{prefix}.metrics", {})
-    groups = _listed(note["upload"])
-    if max(len(groups), len(metrics)) > _METRICS:
+    groups, learned = _listed(note["upload"]), _listed(note["learned"])
+    if max(len(groups), len(learned), len(metrics)) > _METRICS:
         raise ValueError(f"more than {_METRICS} metrics or groups of an upload")
     return FitResult(
         client=client,
@@ -279,6 +283,7 @@ def _read_result(payload: Payload, client: int, known: Collection[str]) -> FitRe
         weights=payload.tensors.get(f"{prefix}.weights", {}),
         buffers=payload.tensors.get(f"{prefix}.buffers", {}),
         upload={group: payload.tensors.get(f"{prefix}.upload.{group}", {}) for group in map(_name, groups)},
+        learned={name: payload.tensors.get(f"{prefix}.learned.{name}", {}) for name in map(_name, learned)},
         metrics={name: float(metrics[name]) for name in metrics if name in known and abs(metrics[name]) < _LARGEST},
         keeps_state=bool(_whole(note["keeps_state"])),
     )

@@ -75,12 +75,20 @@ class TargetRule(nn.Module):
         """Whether the targets depend on a sample's domain."""
         return self.num_domains > 1 and not self.draw
 
-    def forward(self, domains: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(
+        self,
+        domains: Tensor,
+        generator: torch.Generator | None = None,
+        logits: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
         """Return weights over domains (B, M) for samples of the given domains (B,).
 
         Args:
             domains: the pseudo-domain of each sample, 0-based.
             generator: CPU generator of the drawn rows; torch's global one if not given.
+            logits: joint logits (B, M*C) without gradient, for rules that depend on the model's output.
+            labels: class labels (B,), for rules that depend on them.
         """
         if self.draw:
             drawn = torch.randint(self.num_domains, domains.shape, generator=generator)
@@ -99,7 +107,13 @@ class PlainTargets(TargetRule):
     def __init__(self) -> None:
         super().__init__(torch.ones(1, 1))
 
-    def forward(self, domains: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(
+        self,
+        domains: Tensor,
+        generator: torch.Generator | None = None,
+        logits: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
         """Return ones (B, 1): with a single output for each class the domain does not matter."""
         return self.table.expand(domains.shape[0], 1)
 

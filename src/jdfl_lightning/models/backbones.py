@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,26 +15,30 @@ from jdfl_lightning.models.heads import exchange, find_head
 from jdfl_lightning.models.paper_cnn import PaperCNN
 
 
-def build_backbone(name: str, size: int) -> nn.Module:
+def build_backbone(name: str, size: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     """Build a backbone by name.
 
     Args:
         name: ``PaperCNN``; a torchvision classifier (``resnet18``), randomly initialised and without its head; or
             the import path of a class or function that takes the image size and returns a module (``mine.net``).
         size: height and width of the images.
+        arguments: further arguments, by name.
 
     >>> type(build_backbone("PaperCNN", 32)).__name__
     'PaperCNN'
     """
-    if name == "PaperCNN":
-        return PaperCNN(size)
-    if "." in name:
+    arguments = dict(arguments or {})
+    if name == "PaperCNN" or "." in name:
         path, _, attribute = name.rpartition(".")
         try:
-            backbone = getattr(importlib.import_module(path), attribute)(size)
+            build = getattr(importlib.import_module(path), attribute) if path else PaperCNN
+            backbone = build(size, **arguments)
+        except InputError:
+            raise
         except Exception as error:  # a user's code may raise anything
+            shown = ", ".join([str(size), *(f"{key}={value!r}" for key, value in arguments.items())])
             raise InputError(
-                f"Expected --backbone to build a module but {name}({size}) failed: {without_stop(error)}."
+                f"Expected --backbone to build a module but {name}({shown}) failed: {without_stop(error)}."
             ) from error
         if not isinstance(backbone, nn.Module):
             raise InputError(f"Expected --backbone to build a module but {name} gave {type(backbone).__name__}.")
@@ -46,7 +51,10 @@ def build_backbone(name: str, size: int) -> nn.Module:
             f"Expected --backbone to be PaperCNN, one of torchvision's models (such as resnet18) or an import path "
             f"but got {name!r}."
         )
-    model: nn.Module = get_model(name, weights=None)
+    try:
+        model: nn.Module = get_model(name, **({"weights": None} | arguments))
+    except (TypeError, ValueError, KeyError) as error:
+        raise InputError(f"Expected --backbone_args to be arguments of {name} but: {without_stop(error)}.") from error
     exchange(model, find_head(model), nn.Identity())
     return model
 

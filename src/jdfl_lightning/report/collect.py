@@ -11,41 +11,39 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, StorageError, without_stop
 from jdfl_lightning.core.settings import declared_settings, flat_settings
-from jdfl_lightning.data.base import PLACES
+from jdfl_lightning.data.base import PLACES, option_defaults
 from jdfl_lightning.storage.checkpoint import Checkpoints, read_header
-from jdfl_lightning.storage.folder import Run, read_run
+from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import DIAGNOSIS, DISCOVERY, METRICS
 from jdfl_lightning.storage.trust import CONFIG
+from jdfl_lightning.supervision import Plain, short_names, supervision_name
 
 Value: TypeAlias = str | int | float | bool | None
 Settings: TypeAlias = tuple[tuple[str, Value], ...]
 """Settings by their names, sorted: equal and hashable if the settings are equal."""
 
+BASELINE = Plain.short
+"""Name of the supervision that others are compared with."""
 PACKAGE = "jdfl_lightning."
 """Prefix of the import paths of this package's classes."""
 METHOD = ["algorithm", "training", "supervision", "joint"]
 """Columns that runs of one experiment share if they differ in the seed alone."""
-SUPERVISIONS = ("base", "hard", "graded", "random")
 _NO_RUNS_INSIDE = ("wandb", "checkpoints", "clients", "discovery")
 _FREE = (
-    *("seed_everything", "supervision"),
+    "seed_everything",
     *(setting.name for setting in declared_settings(Experiment) if setting.role in ("place", "output")),
     *(f"data.{name}" for name in PLACES),
 )
 """Settings that do not define an experiment, or are handled separately."""
 _SECTION = ("data", "domains", "epochs", "client_fraction")
 """Settings that define an experiment: each combination is one."""
-_JOINT = ("num_domains", "alpha", "tau", "phi", "score", "clustering")
-_JOINT_OF = {
-    "base": (),
-    "hard": ("num_domains", "clustering", "score"),
-    "graded": ("num_domains", "clustering", "alpha", "tau", "score"),
-    "random": ("num_domains", "clustering", "phi", "score"),
-}
-"""For each supervision, the settings of the joint head that it uses."""
+_JOINT = ("num_domains", "score", "clustering", "head_init", "supervision")
+"""Settings of the joint head, which a baseline does not share."""
+_CRITERIA = {f"{known.__module__}.{known.__name__}": name for name, known in Criterion.short_names().items()}
 _BYTES = ["bytes/up", "bytes/down"]
 
 
@@ -126,15 +124,16 @@ def _read(folder: Path) -> pd.DataFrame:
     return table
 
 
-def _about(run: Run) -> dict[str, object]:
+def _about(run: SavedRun) -> dict[str, object]:
     """Return the columns that are the same in all lines of a run."""
     settings = _settings(run.config)
-    supervision, data = str(run.config["supervision"]), str(settings["data"])
+    supervision, data = supervision_name(run.config["supervision"]), str(settings["data"])
     settings["data"] = data.rpartition(".")[2] if data.startswith(PACKAGE) else data
     settings["domains"] = json.dumps(run.domains)
     unused: tuple[str, ...] = ()
-    if supervision != "base":
-        if run.discovery is None:
+    settings.pop("supervision", None)  # its name is a column of its own; its options stay
+    if supervision != BASELINE:
+        if run.discovery is None and _has_discovery(supervision):
             raise InputError(f"it has no {DISCOVERY}, which says the number of pseudo-domains")
         if (given := settings.get("num_domains")) is not None:
             settings["num_domains"], unused = int(given), ("clustering.criterion", "clustering.max_domains")
@@ -145,15 +144,21 @@ def _about(run: Run) -> dict[str, object]:
         "supervision": supervision,
         "section": _pick(settings, _SECTION, _FREE),
         "training": _pick(settings, settings, (*_FREE, *_SECTION, *_JOINT)),
-        "joint": _pick(settings, _JOINT_OF[supervision], unused),
-        "num_domains": 1 if run.discovery is None or supervision == "base" else run.discovery["num_domains"],
+        "joint": () if supervision == BASELINE else _pick(settings, _JOINT, unused),
+        "num_domains": 1 if run.discovery is None or supervision == BASELINE else run.discovery["num_domains"],
         "data": _fingerprint(run),
     }
 
 
-def _check_rounds(run: Run, rounds: int) -> None:
+def _has_discovery(supervision: str) -> bool:
+    """Return whether a supervision has pseudo-domains; one that this process does not know is assumed to."""
+    known = short_names().get(supervision)
+    return known is None or known.needs_discovery
+
+
+def _check_rounds(run: SavedRun, rounds: int) -> None:
     done = len({row["round"] for row in run.rows})
-    if done < rounds:
+    if done < rounds and run.stop is None:
         raise InputError(f"unfinished: {done} of {rounds} rounds")
     if done > rounds:
         raise InputError(f"its {METRICS} has {done} rounds but its {CONFIG} {rounds}")
@@ -169,11 +174,27 @@ def _settings(config: dict[str, Any]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for key, value in flat_settings(config):
         name = key.replace(".init_args", "").removesuffix(".class_path")
+        if name == "clustering.criterion" and isinstance(value, str):
+            value = _CRITERIA.get(value, value)
         if isinstance(value, (str, int, float, bool)) or value is None:
             found[name] = value
+        elif isinstance(value, list) and all(isinstance(entry, dict) and "class_path" in entry for entry in value):
+            if value:
+                found[name] = ", ".join(map(_class_name, value))
         elif value != {}:
             found[name] = json.dumps(value, default=str)
-    return found
+    unused = {f"data.{name}": value for name, value in option_defaults().items()}  # older runs do not have them
+    return {name: value for name, value in found.items() if (name, value) not in unused.items()}
+
+
+def _class_name(entry: dict[str, Any]) -> str:
+    """Return a class and its arguments in short.
+
+    >>> _class_name({"class_path": "jdfl_lightning.callbacks.EarlyStopping", "init_args": {"patience": 5}})
+    'EarlyStopping(patience=5)'
+    """
+    values = ", ".join(f"{name}={value}" for name, value in entry.get("init_args", {}).items())
+    return f"{entry['class_path'].rpartition('.')[2]}({values})"
 
 
 def _pick(settings: dict[str, Value], names: Iterable[str], but: Iterable[str]) -> Settings:
@@ -183,7 +204,7 @@ def _pick(settings: dict[str, Value], names: Iterable[str], but: Iterable[str]) 
     return tuple((name, settings[name]) for name in sorted(found))
 
 
-def _fingerprint(run: Run) -> str | None:
+def _fingerprint(run: SavedRun) -> str | None:
     """Return the checksum of a run's images: from its discovery, or, for a baseline, from its newest checkpoint."""
     if run.discovery is not None:
         return str(run.discovery["data"])

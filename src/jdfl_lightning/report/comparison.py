@@ -12,10 +12,11 @@ import pandas as pd
 
 from jdfl_lightning.joint.targets import default_alpha
 from jdfl_lightning.report import published
-from jdfl_lightning.report.collect import METHOD, PACKAGE, SUPERVISIONS, Settings, Value
+from jdfl_lightning.report.collect import BASELINE, METHOD, PACKAGE, Settings, Value
 from jdfl_lightning.report.published.differences import differences, shown
 from jdfl_lightning.report.statistics import ROUNDING, paired_difference, spread
 from jdfl_lightning.storage.names import DOMAIN_PREFIX
+from jdfl_lightning.supervision import short_names
 
 COLUMNS = [
     *("experiment", "table", "algorithm", "supervision", "num_domains", "settings", "seeds", "quantity", "domain"),
@@ -159,7 +160,7 @@ def _about(method: Method, runs: Runs) -> dict[str, Any]:
 def _differing(settings: Iterable[tuple[str, Value]], rivals: Sequence[Settings]) -> str:
     """Name the settings that some rivals lack or have with another value."""
     return ", ".join(
-        f"{name.removeprefix('data.')} {shown(value)}"
+        f"{name.removeprefix('data.').removeprefix('supervision.')} {shown(value)}"
         for name, value in settings
         if any(dict(rival).get(name, ...) != value for rival in rivals)
     )
@@ -168,7 +169,8 @@ def _differing(settings: Iterable[tuple[str, Value]], rivals: Sequence[Settings]
 def method_order(algorithm: str, supervision: str) -> tuple[int, str, int]:
     """Return the sort key of a method: the paper's order of algorithms, then of supervisions."""
     known = _PAPER_ORDER.index(algorithm) if algorithm in _PAPER_ORDER else len(_PAPER_ORDER)
-    return known, algorithm, SUPERVISIONS.index(supervision)
+    names = list(short_names())
+    return known, algorithm, names.index(supervision) if supervision in names else len(names)
 
 
 def _order(row: dict[str, Any]) -> tuple[object, ...]:
@@ -181,7 +183,7 @@ def _lines(
     row: dict[str, Any], runs: Runs, domains: Sequence[str], targets: Sequence[float], paper: Paper
 ) -> Iterator[dict[str, Any]]:
     """Yield the results of a row: accuracy, accuracy of each domain, and the cost of reaching the targets."""
-    own, base = runs[row["method"]], runs.get((*row["setup"], "base", ()))
+    own, base = runs[row["method"]], runs.get((*row["setup"], BASELINE, ()))
     best = own[own["best"]]
     yield _quantity("accuracy", best["test/acc"]) | _difference(row, best, base) | _printed(paper)
     for name in domains:
@@ -200,7 +202,7 @@ def _quantity(name: str, values: Iterable[float]) -> dict[str, Any]:
 
 def _difference(row: dict[str, Any], best: pd.DataFrame, base: pd.DataFrame | None) -> dict[str, Any]:
     """Return the accuracy minus the baseline's over the seeds that both have; empty for the baseline."""
-    if row["supervision"] == "base":
+    if row["supervision"] == BASELINE:
         return {}
     base = best.iloc[:0] if base is None else base[base["best"]]
     found = paired_difference(*(runs.set_index("seed")["test/acc"].to_dict() for runs in (best, base)))

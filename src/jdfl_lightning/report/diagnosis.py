@@ -14,9 +14,8 @@ from rich.table import Table
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.report import published
-from jdfl_lightning.report.run import new_figure, right
+from jdfl_lightning.report.run import Drawing, new_figure, right
 from jdfl_lightning.storage.findings import Finding, read_findings
-from jdfl_lightning.storage.folder import save_figure
 from jdfl_lightning.storage.trust import saved_settings
 
 Grid = dict[tuple[int, int, str], float]
@@ -82,7 +81,7 @@ def diagnosis_tables(folder: Path) -> list[Table]:
     return tables
 
 
-def draw_diagnosis(folder: Path, file: Path) -> None:
+def draw_diagnosis(folder: Path) -> Drawing:
     """Draw the grids of a sweep as heat maps, the paper's beside them."""
     shown = grids(folder)
     panels: list[tuple[str, Grid]] = []
@@ -99,7 +98,7 @@ def draw_diagnosis(folder: Path, file: Path) -> None:
     for place, (title, values) in zip(axes.flat, panels, strict=False):
         image = _draw_grid(place, values, rows, columns, title)
     figure.colorbar(image, ax=axes, shrink=0.6, aspect=40)
-    save_figure(figure, file)
+    return figure
 
 
 def _draw_grid(

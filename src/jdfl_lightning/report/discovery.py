@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from rich.markup import escape
 from rich.table import Table
 
+from jdfl_lightning.clustering.criteria import other_elbows
 from jdfl_lightning.joint.targets import default_alpha, graded_table
 from jdfl_lightning.report.run import Drawing, new_figure, plain, right
 
@@ -36,10 +37,13 @@ def discovery_tables(record: Mapping[str, Any], alpha: float | None, tau: float)
 
 def choice_table(record: Mapping[str, Any]) -> Table:
     """Return inertia and silhouette for each M, with the M that each criterion picks and the M used."""
-    by = escape(f"{record['criterion']}{', as ' + record['note'] if record['note'] else ''}")
+    by = escape(f"{record['criterion']}{': ' + record['note'] if record['note'] else ''}")
     title = f"M = {record['num_domains']} ({by})"
-    table = Table(*right("M", "inertia", "silhouette"), "", title=title, title_justify="left")
     inertias, silhouettes = _numbers(record, "inertias"), _numbers(record, "silhouettes")
+    others = [f"{pick} with {last}" for last, pick in other_elbows(inertias).items()]
+    caption = f"the elbow depends on --clustering.max_domains: {', '.join(others)}" if others else None
+    columns = right("M", "inertia", "silhouette")
+    table = Table(*columns, "", title=title, title_justify="left", caption=caption, caption_justify="left")
     for m, inertia in inertias.items():
         marks = [name for name, pick in record["picks"].items() if pick == m]
         marks += ["taken"] if m == record["num_domains"] else []

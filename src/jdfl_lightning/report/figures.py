@@ -13,12 +13,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from jdfl_lightning.report import published
-from jdfl_lightning.report.collect import SUPERVISIONS
 from jdfl_lightning.report.comparison import Line, Section
 from jdfl_lightning.report.run import plain
+from jdfl_lightning.supervision import Plain, short_names
 
-COLOURS = {"base": "#4d4d4d", "hard": "#e69f00", "graded": "#0072b2", "random": "#009e73"}
-"""One colour for each supervision, in every figure; distinguishable with any colour vision."""
+_SPARE_COLOURS = ("#56b4e9", "#d55e00", "#f0e442", "#999999")
+"""Colours of supervisions that have none of their own; distinguishable with any colour vision."""
 DPI = 130
 _STYLES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "^", "D", "v", "P", "X")
@@ -31,6 +31,7 @@ _PAPER = Line2D([], [], color="black", ls="--", lw=1, label="paper")
 def accuracy_figure(section: Section) -> Figure:
     """Draw a panel for each algorithm: accuracy over the rounds, the mean over seeds and a band of one deviation."""
     drawn = section.drawn
+    colours = _colours(drawn)
     panels = _by_setup(drawn)
     columns = min(_PER_LINE, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -46,7 +47,7 @@ def accuracy_figure(section: Section) -> Figure:
             curve = 100 * section.curve(row)
             low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
             axes.plot(curve.index, curve["mean"], label=_label(row), **looks[_label(row)])
-            axes.fill_between(curve.index, low, high, color=COLOURS[row.supervision], alpha=0.15, lw=0)
+            axes.fill_between(curve.index, low, high, color=colours[row.supervision], alpha=0.15, lw=0)
             lowest += list(low.iloc[len(curve) // 5 :])
         plain(axes, "round", "", _setup_name(rows))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -122,10 +123,10 @@ def num_domains_figure(section: Section) -> Figure:
             handles[label] = Line2D([], [], **look)
         for row in section.rows:
             if row.setup == rows[0].setup and row.supervision == "base":
-                axes.axhline(100 * row.mean, color=COLOURS["base"], lw=1.5)
-                handles["base"] = Line2D([], [], color=COLOURS["base"], lw=1.5, label="base")
+                axes.axhline(100 * row.mean, color=Plain.colour, lw=1.5)
+                handles["base"] = Line2D([], [], color=Plain.colour, lw=1.5, label="base")
         if _paper(rows):
-            axes.axhline(published.num_domains_curve()["base", 1], color=COLOURS["base"], lw=1, ls="--")
+            axes.axhline(published.num_domains_curve()["base", 1], color=Plain.colour, lw=1, ls="--")
         plain(axes, "pseudo-domains M", "", _setup_name(rows))
         axes.set_xticks(sorted({row.given_domains for row in rows}))
     grid[0].set_ylabel("class-only accuracy (%)")
@@ -142,10 +143,18 @@ def _label(row: Line, with_m: bool = True) -> str:
 def _variants(rows: Sequence[Line], with_m: bool = True) -> dict[str, tuple[str, int]]:
     """Return, for each label, its supervision's colour and its index among the labels of that supervision."""
     found: dict[str, tuple[str, int]] = {}
-    for supervision in SUPERVISIONS:
+    for supervision, colour in _colours(rows).items():
         labels = dict.fromkeys(_label(row, with_m) for row in rows if row.supervision == supervision)
-        found |= {label: (COLOURS[supervision], number) for number, label in enumerate(labels)}
+        found |= {label: (colour, number) for number, label in enumerate(labels)}
     return found
+
+
+def _colours(rows: Sequence[Line]) -> dict[str, str]:
+    """Return the colour of each supervision, in the order of the rows: its own, or a spare one."""
+    names, known = list(dict.fromkeys(row.supervision for row in rows)), short_names()
+    spare = [name for name in names if name not in known]
+    own = {name: known[name].colour for name in names if name in known}
+    return {n: own.get(n) or _SPARE_COLOURS[spare.index(n) % len(_SPARE_COLOURS)] for n in names}
 
 
 def _by_setup(rows: Sequence[Line]) -> list[list[Line]]:

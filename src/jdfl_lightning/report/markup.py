@@ -79,7 +79,7 @@ class Picture:
 
 Block: TypeAlias = str | Table | Picture
 """A paragraph, a table or a picture."""
-Part: TypeAlias = tuple[str, list[Block]]
+Chapter: TypeAlias = tuple[str, list[Block]]
 """A heading and its blocks."""
 
 
@@ -130,7 +130,7 @@ def escape_latex(text: str) -> str:
     return re.sub(r"-(?=-)", "-{}", minus)  # two would become a dash
 
 
-def render(file: str, title: str, parts: Sequence[Part]) -> str:
+def render(file: str, title: str, parts: Sequence[Chapter]) -> str:
     r"""Return a document, rendered with the template for a file name.
 
     In ``report.md`` pictures are links to the files beside it; ``report.html`` is self-contained: no script, no

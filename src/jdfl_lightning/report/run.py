@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 from collections.abc import Mapping
@@ -12,8 +13,9 @@ from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
 from rich.table import Column, Table
 
-from jdfl_lightning.storage.folder import Run
+from jdfl_lightning.storage.folder import SavedRun
 from jdfl_lightning.storage.names import DOMAIN_PREFIX, Which
+from jdfl_lightning.supervision import supervision_name
 
 
 def right(*names: str) -> list[Column]:
@@ -36,7 +38,7 @@ def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mappi
     return table
 
 
-def run_table(run: Run) -> Table:
+def run_table(run: SavedRun) -> Table:
     """Return the table shown at the end of a run: the rounds whose weights are saved."""
     return accuracy_table("class-only accuracy (%)", run.ends)
 
@@ -48,6 +50,14 @@ class Drawing(Figure):
         out = io.BytesIO()
         self.savefig(out, format="png", dpi=100)
         return out.getvalue()
+
+    def as_html(self, words: str) -> str:
+        """Return the figure as an inline picture.
+
+        Args:
+            words: what is seen, for readers who cannot see it.
+        """
+        return f'<img alt="{words}" src="data:image/png;base64,{base64.b64encode(self._repr_png_()).decode()}">'
 
 
 def new_figure(width: float, height: float) -> Drawing:
@@ -64,7 +74,7 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_curves(run: Run) -> Drawing:
+def draw_curves(run: SavedRun) -> Drawing:
     """Draw accuracy (overall and for each domain) and training loss against the round."""
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
@@ -88,7 +98,7 @@ def draw_curves(run: Run) -> Drawing:
     left.legend(fontsize=8, loc="lower right")
     algorithm = run.config["algorithm"]["class_path"].rpartition(".")[2]
     data = run.config["data"]["class_path"].rpartition(".")[2]
-    title = f"{data}, {algorithm}, {run.config['supervision']}, seed {run.config['seed_everything']}"
+    title = f"{data}, {algorithm}, {supervision_name(run.config['supervision'])}, seed {run.config['seed_everything']}"
     plain(left, "round", "class-only accuracy (%)", title)
     right.plot(rounds, [row["train/loss"] for row in run.rows], lw=1.5, color="tab:gray")
     plain(right, "round", "training loss", "")

@@ -9,6 +9,7 @@ import pandas as pd
 from jdfl_lightning.report.collect import LeftOut
 from jdfl_lightning.report.comparison import Line, Section, method_order
 from jdfl_lightning.report.markup import NONE, Column, Table, csv_cell
+from jdfl_lightning.supervision import Plain
 
 
 def percent(value: float, sign: bool = False) -> str:
@@ -39,7 +40,7 @@ def _difference(row: Line) -> str:
 
 def _num_domains(row: Line) -> str:
     """Return M: as given, or all values that clustering found."""
-    found = NONE if row.supervision == "base" else row.num_domains.replace(" ", ", ")
+    found = NONE if row.supervision == Plain.short else row.num_domains.replace(" ", ", ")
     return found if row.given_domains is None else f"{found} given"
 
 

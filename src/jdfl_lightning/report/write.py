@@ -16,7 +16,8 @@ from jdfl_lightning.report import tables
 from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_runs
 from jdfl_lightning.report.comparison import COLUMNS, Line, Section, compare
 from jdfl_lightning.report.figures import DPI, ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
-from jdfl_lightning.report.markup import Block, Part, Picture, is_report, render
+from jdfl_lightning.report.markup import Block, Chapter, Picture, is_report, render
+from jdfl_lightning.storage.folder import SavedRun
 
 TITLE = "Comparison of runs"
 PAGE = "report.html"
@@ -42,25 +43,44 @@ class Report:
     """A written report."""
 
     folder: Path
+    """Where it is."""
     num_runs: int
+    """Runs that are compared."""
     left_out: list[LeftOut]
+    """Runs that are not, with the reasons."""
     results: pd.DataFrame
     """The content of ``report.csv``."""
     pictures: list[Path]
+    """The figures."""
+
+    @property
+    def page(self) -> Path:
+        """The report as one HTML file."""
+        return self.folder / PAGE
 
 
-def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = ()) -> Report:
+def write_report(
+    runs: SavedRun | str | Path | Sequence[SavedRun | str | Path],
+    output: str | Path = "report",
+    targets: Sequence[float] = (),
+) -> Report:
     """Compare runs and write the report; nothing is written before all input has been checked.
 
     Args:
-        runs: run folders, or folders that contain some at any depth.
+        runs: runs, run folders, or folders that contain some at any depth; one or several.
         output: folder of the report: a new or empty folder, or one with an earlier report, which is replaced.
         targets: accuracies from 0 to 1 to report rounds and bytes for; by default that of each algorithm's baseline.
+
+    Returns:
+        The report: its folder, its table of results, and the runs that were left out.
     """
     for target in targets:
         require(0 < target <= 1, "--target", "above 0 and at most 1", target)
+    output = Path(output)
     _check_output(output)
-    table, left_out = read_runs(find_run_folders(runs))
+    given = [runs] if isinstance(runs, (SavedRun, str, Path)) else runs
+    folders = [run.folder if isinstance(run, SavedRun) else Path(run) for run in given]
+    table, left_out = read_runs(find_run_folders(folders))
     if table.empty:
         first = left_out[0]
         raise InputError(f"Expected a run to report on but all are left out, such as {first.folder}: {first.reason}.")
@@ -71,7 +91,7 @@ def write_report(runs: Sequence[Path], output: Path, targets: Sequence[float] = 
         raise InputError(f"Expected --output to be writable but got {output}: {error}.") from error
     for stale in output.glob(_PICTURES):
         stale.unlink()
-    parts: list[Part] = [("How to read this", [_summary(count, left_out), *_INTRODUCTION])]
+    parts: list[Chapter] = [("How to read this", [_summary(count, left_out), *_INTRODUCTION])]
     if len(sections) > 1:
         parts.append(("All experiments", [tables.overview_table(sections)]))
     what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
@@ -111,7 +131,7 @@ def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
     return f"{runs} compared; {aside}."
 
 
-def _part(section: Section, what: str, pictures: Path) -> Part:
+def _part(section: Section, what: str, pictures: Path) -> Chapter:
     """Return an experiment's tables and pictures; draw the figures to files that start with `pictures`."""
 
     def draw(figure: Figure, name: str, caption: str, seen: str, rows: Sequence[Line]) -> Picture:

@@ -8,19 +8,21 @@ from pathlib import Path
 
 from lightning.pytorch.loggers import Logger
 
+from jdfl_lightning.callbacks import RoundReport, RunCallback
+from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import last_line
 from jdfl_lightning.server.resume import as_record, bit_versions, fixed_settings
-from jdfl_lightning.server.rounds import Journal, RoundReport, ServerState
+from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery
-from jdfl_lightning.storage.metrics import append_metrics, digest_metrics, digest_rows
+from jdfl_lightning.storage.metrics import append_metrics, digest_metrics, digest_rows, is_score
 from jdfl_lightning.storage.weights import ModelHeader, SavedModel
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import logger_run
 
 
-class RunJournal(Journal):
+class RunJournal(RunCallback):
     """Writes the run folder, logs metrics and updates the display.
 
     Args:
@@ -29,7 +31,6 @@ class RunJournal(Journal):
         data: fingerprint of the images.
         logger: logs every round's metrics.
         display: shows them.
-        best: accuracy of the best round so far.
         check: called wherever a run can be interrupted.
     """
 
@@ -40,11 +41,10 @@ class RunJournal(Journal):
         data: str,
         logger: Logger | None,
         display: Display,
-        best: float,
         check: Callable[[], None],
     ) -> None:
         self.experiment, self.folder, self.data = experiment, folder, data
-        self.logger, self.display, self.best, self.check = logger, display, best, check
+        self.logger, self.display, self.check = logger, display, check
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float], str] | None = None
         """The last aggregated round without a checkpoint: state, metrics, and the digest of the rows before its own."""
@@ -60,24 +60,24 @@ class RunJournal(Journal):
         self._checkpoints.clean(state.round, state.clients)
         self._rows = digest_metrics(self.folder, state.round)
 
-    def discovered(self) -> None:
-        """Called when the discovery is in the folder."""
+    def discovered(self, domains: PseudoDomains | None) -> None:
+        """Bind the rounds to the discovery, which is in the folder."""
         self._discovery = digest_discovery(self.folder)
 
-    def step(self, what: str, done: int, total: int) -> None:
+    def client_answered(self, stage: str, done: int, total: int) -> None:
         """Update the display; stop here if the user asked for it."""
-        self.display.step(what, done, total)
+        self.display.step(stage, done, total)
         self.check()
 
-    def unassigned(self, client: int, reason: str) -> None:
+    def client_unassigned(self, client: int, reason: str) -> None:
         """Display which client has no pseudo-domain yet, and why."""
         self.display.say(f"client {client} has no pseudo-domain yet: {self._brief(reason)}")
 
-    def noted(self, round: int, client: int, note: str) -> None:
+    def client_noted(self, round: int, client: int, note: str) -> None:
         """Display a note about a client's answer."""
         self.display.say(f"round {round}: client {client}: {note}")
 
-    def refused(self, round: int, client: int, reason: str) -> None:
+    def client_refused(self, round: int, client: int, reason: str) -> None:
         """Display which client is left out of the round, and why."""
         self.display.say(f"round {round}: client {client} does not count: {self._brief(reason)}")
         self._checkpoints.forget([(client, round)])
@@ -91,11 +91,7 @@ class RunJournal(Journal):
             self._tracebacks.add(line)
         return reason
 
-    def broken(self, trace: str) -> None:
-        """Display the traceback, as the error that ends the run is one line."""
-        self.display.say(trace)
-
-    def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
+    def round_aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """Write a checkpoint if one is due after this round."""
         self._unsaved = state, metrics, self._rows
         self._checkpoints.advance(state.round, state.clients)
@@ -122,26 +118,29 @@ class RunJournal(Journal):
             self._checkpoints.save(as_record(state), header, last=state.round == self.experiment.rounds)
             self._unsaved = None
 
-    def evaluated(self, report: RoundReport) -> None:
+    def round_evaluated(self, report: RoundReport) -> None:
         """Write, log and display a round's metrics; save its weights as last and, if they improve, as best."""
-        improved = self.experiment.algorithm.keeps_best and report.scores.overall > self.best
-        if improved:
-            self.best = report.scores.overall
-        kept = self.experiment.algorithm.keeps_best and math.isfinite(self.best)
-        best = self.best if kept else float("nan")
-        metrics = report.scores.as_metrics() | {"test/acc_best": best} | report.metrics
-        number, state, data = report.state.round, report.state, self.experiment.data
-        row = {"round": number} | metrics
-        scores = {name: value for name, value in report.scores.as_metrics().items() if not math.isnan(value)}
+        state, data = report.state, self.experiment.data
+        assert state is not None  # rounds that are over are repeated to the user's callbacks alone
+        scores = {name: value for name, value in report.metrics.items() if is_score(name)}
         names, score = list(data.class_names), self.experiment.score
-        header = ModelHeader(self.experiment.backbone, data.size, names, score, number, scores)
+        network, arguments = self.experiment.backbone, self.experiment.backbone_args
+        header = ModelHeader(
+            network, data.size, names, score, report.round, scores, arguments, data.normalize, data.resize
+        )
         model = SavedModel(state.weights, state.buffers, header)
-        if improved:
+        if report.improved:
             self.save()  # else a run resumed from an earlier checkpoint would find the best weights of a later round
             model.save(self.folder, "best")
         model.save(self.folder, "last")
-        append_metrics(self.folder, row)
-        self._rows = digest_rows([row], self._rows)
+        append_metrics(self.folder, report.row)
+        self._rows = digest_rows([report.row], self._rows)
         if self.logger is not None:
-            self.logger.log_metrics({n: value for n, value in metrics.items() if not math.isnan(value)}, step=number)
-        self.display.round(number, self.experiment.rounds, metrics)
+            numbers = {name: value for name, value in report.row.items() if name != "round" and not math.isnan(value)}
+            self.logger.log_metrics(numbers, step=report.round)
+        self.display.round(report.round, self.experiment.rounds, report.row)
+
+    def stop(self, state: ServerState) -> None:
+        """Leave the checkpoints as after the last round."""
+        self.save()
+        self._checkpoints.clean(state.round, state.clients)

@@ -16,13 +16,11 @@ from jdfl_lightning.core.errors import InputError, last_line
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.seeding import numpy_generator
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.joint import GradedTargets, HardTargets, RandomTargets
+from jdfl_lightning.data.base import Progress
 from jdfl_lightning.server.screening import Form, why_not
 
 Theta = tuple[Tensors, Tensors]
 """Weights and buffers."""
-Step = Callable[[str, int, int], None]
-"""Called with (what, done, total) to show progress."""
 LeaveOut = Callable[[int, str], None]
 """Called with (client, reason) for a client that has no pseudo-domain yet."""
 
@@ -37,7 +35,7 @@ def collect_updates(
     experiment: Experiment,
     runner: Runner,
     workspace: Workspace,
-    step: Step,
+    step: Progress,
     leave_out: LeaveOut,
 ) -> Updates:
     """Have clients train E_0 epochs from theta_0; return their normalised updates.
@@ -104,7 +102,7 @@ def assign_newcomers(
     domains: PseudoDomains,
     clients: Sequence[int],
     draw: int,
-    step: Step,
+    step: Progress,
     leave_out: LeaveOut,
 ) -> tuple[PseudoDomains, int, int]:
     """Assign pseudo-domains to the newcomers among a round's clients; clients that fail stay unassigned.
@@ -141,12 +139,3 @@ def assign_newcomers(
             up += update.numel() * update.element_size()
         step("newcomers", done, len(newcomers))
     return domains, sum(task.num_bytes for task in tasks), up
-
-
-def target_table(experiment: Experiment, domains: PseudoDomains) -> Tensor:
-    """Phase 2: the weights over pseudo-domains (M, M) that the supervision asks for."""
-    if experiment.supervision == "graded":
-        return GradedTargets(domains.centroids, experiment.alpha, experiment.tau).table
-    if experiment.supervision == "random":
-        return RandomTargets(domains.num_domains, experiment.phi).table
-    return HardTargets(domains.num_domains).table

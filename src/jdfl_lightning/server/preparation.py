@@ -28,6 +28,13 @@ def prepare(experiment: Experiment, display: Display) -> Workspace:
                 Note,
                 stacklevel=2,
             )
+        if copies := data.duplicated():
+            warnings.warn(
+                f"{copies} of the {len(data.partition.held_out)} held-out images are training images too, pixel for "
+                "pixel, so accuracies are too high. Pass --data.drop_duplicates true to train without these.",
+                Note,
+                stacklevel=2,
+            )
     workspace = Workspace(experiment, backbone=backbone)
     length, short = workspace.update_length(), experiment.clustering.sketch_dim
     fits = short is None or short <= length

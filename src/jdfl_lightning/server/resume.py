@@ -15,6 +15,7 @@ from jdfl_lightning.config import Experiment, as_dict, free_settings, run_of
 from jdfl_lightning.core.errors import InputError, Note, StorageError, plain, require
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
 from jdfl_lightning.core.tensors import Record
+from jdfl_lightning.data.base import NOT_IN_PHASE_1, option_defaults
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery, load_discovery
@@ -32,9 +33,8 @@ def run_settings(folder: Path) -> dict[str, Any]:
     """Read the settings of a run folder; raise a `StorageError` if they cannot be those of a run."""
     settings = saved_settings(folder)
     for name, kind in _LOOKED_INTO.items():
-        value: Any = settings
-        for part in name.split("."):
-            value = value.get(part, kind())
+        group, _, inner = name.rpartition(".")
+        value: Any = (settings.get(group, {}) if group else settings).get(inner, kind())
         if type(value) is not kind:
             expected = "a number" if kind is int else "a group of settings"
             raise StorageError(f"Expected {name} in {folder / CONFIG} to be {expected} but got {plain(repr(value))}.")
@@ -45,7 +45,8 @@ def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that a resumed run must share, by dotted name: those that change a round's numbers."""
     flat = dict(flat_settings(settings))
     free = chosen(flat, free_settings())
-    return {key: value for key, value in flat.items() if key not in free}
+    unused = {f"data.init_args.{name}": value for name, value in option_defaults().items()}  # a run may be older
+    return {key: value for key, value in flat.items() if key not in free and (key, value) not in unused.items()}
 
 
 def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, why: str) -> None:
@@ -64,8 +65,9 @@ def check_same(experiment: Experiment, folder: Path) -> None:
     why = "the rounds that are over would have been others. Leave it out, or start a new run."
     require_equal(fixed_settings(saved), fixed_settings(now), folder, why)
     rounds = saved.get("rounds", 0)
-    if experiment.rounds != rounds and (experiment.algorithm.has_schedule or experiment.rounds < rounds):
-        why = "its rounds follow a schedule" if experiment.algorithm.has_schedule else "rounds can only be added"
+    scheduled = experiment.algorithm.has_schedule or experiment.supervision.has_schedule
+    if experiment.rounds != rounds and (scheduled or experiment.rounds < rounds):
+        why = "its rounds follow a schedule" if scheduled else "rounds can only be added"
         raise InputError(f"Expected --rounds to be {rounds} as in {folder} but got {experiment.rounds}: {why}.")
 
 
@@ -73,7 +75,9 @@ def _phase_1(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what clients send in Phase 1, by their dotted names."""
     names = tuple(declared.name for declared in declared_settings(Experiment) if declared.phase_1)
     batch_size = settings.get("clustering", {}).get("batch_size") or settings.get("batch_size")
-    return chosen(fixed_settings(settings), names) | {"clustering.batch_size": batch_size}
+    found = chosen(fixed_settings(settings), names) | {"clustering.batch_size": batch_size}
+    later = chosen(found, tuple(f"data.init_args.{name}" for name in NOT_IN_PHASE_1))
+    return {key: value for key, value in found.items() if key not in later}
 
 
 def check_updates(experiment: Experiment, folder: Path) -> None:
@@ -89,7 +93,7 @@ def reuse_discovery(experiment: Experiment, data: str) -> Updates | None:
         experiment: its seed, data, network and Phase 1 settings must be those of the discovery.
         data: fingerprint of the images.
     """
-    if experiment.discovery is None or experiment.supervision == "base":
+    if experiment.discovery is None or not experiment.supervision.needs_discovery:
         return None
     folder = Path(experiment.discovery)
     if not (folder / DISCOVERY).is_file():
@@ -163,7 +167,8 @@ def as_record(state: ServerState) -> Record:
     """Return the server's tensors as one record."""
     server = {f"server.{group}": tensors for group, tensors in state.record.items()}
     moved = {} if state.domains is None or not state.domains.moved else {"domains": {"mu": state.domains.centroids}}
-    return {"weights": state.weights, "buffers": state.buffers, **server, **moved}
+    learned = {f"learned.{name}": tensors for name, tensors in state.learned.items()}
+    return {"weights": state.weights, "buffers": state.buffers, **server, **learned, **moved}
 
 
 def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | None:
@@ -192,8 +197,11 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
     if header.data != data:
         raise InputError(f"Expected --data to give the images of the run {folder} but they, or their split, differ.")
     _check_beside(experiment, folder, file, header)
-    server = {group.removeprefix("server."): record[group] for group in record if group.startswith("server.")}
-    state = ServerState(header.round, record["weights"], record.get("buffers", {}), server, header.clients)
+    server, learned = (
+        {group.removeprefix(prefix): record[group] for group in record if group.startswith(prefix)}
+        for prefix in ("server.", "learned.")
+    )
+    state = ServerState(header.round, record["weights"], record.get("buffers", {}), server, learned, header.clients)
     evaluated, last = was_evaluated(folder, header.round), _last_model(folder)
     if evaluated is False and last is not None and last.round == header.round:
         evaluated = bool(last.scores)  # its row may have lost them
@@ -244,8 +252,8 @@ def _last_model(folder: Path) -> ModelHeader | None:
         return None
 
 
-def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:
-    """Remove the rounds after a given one; return the best accuracy that remains, with a note if its weights are lost.
+def drop_later_rounds(folder: Path, round: int, keeps_best: bool) -> None:
+    """Remove the rows of rounds after a given one; a note says if the weights of the best that remains are lost.
 
     The given round's own row is kept only if the last weights, saved just before it, are of that round and have the
     same scores.
@@ -257,7 +265,7 @@ def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:
     """
     last = _last_model(folder)
     known = last is not None and last.round == round and same_scores(folder, last)
-    number, best = forget_rounds(folder, round if known else round - 1)
+    number = forget_rounds(folder, round if known else round - 1)
     if number and keeps_best:
         try:
             found = load_model(folder, "best").header.round
@@ -271,7 +279,6 @@ def best_so_far(folder: Path, round: int, keeps_best: bool) -> float:
                 Note,
                 stacklevel=2,
             )
-    return best
 
 
 def _offer(checkpoints: Checkpoints, damaged: Path, states_here: bool) -> str:

@@ -1,11 +1,10 @@
-"""Phase 3: sample clients, fit them, aggregate, evaluate; every round is reported to a journal."""
+"""Phase 3: sample clients, fit them, aggregate, evaluate; every event is reported to the callbacks."""
 
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from jdfl_lightning.algorithms import Algorithm
@@ -14,9 +13,11 @@ from jdfl_lightning.client.evaluation import Evaluation, Scores
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, last_line
-from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
+from jdfl_lightning.core.messages import UNKNOWN, FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
-from jdfl_lightning.server.phase1 import Theta, assign_newcomers, target_table
+from jdfl_lightning.server.events import Events
+from jdfl_lightning.server.learning import broadcast_learned, learned_form, learned_metrics, update_learned
+from jdfl_lightning.server.phase1 import Theta, assign_newcomers
 from jdfl_lightning.server.screening import Form, Refuse, screened, without_outliers
 
 _ATTEMPTS = 3
@@ -31,77 +32,48 @@ class ServerState:
     weights: Tensors
     buffers: Tensors
     record: Record
+    """The algorithm's."""
+    learned: Record = field(default_factory=dict)
+    """The supervision's and the regularizers'."""
     clients: dict[int, int] = field(default_factory=dict)
     """The round of the newest state of each client that keeps one."""
     domains: PseudoDomains | None = None
     """The pseudo-domains, with the newcomers so far; None for the baseline."""
 
 
-@dataclass(frozen=True)
-class RoundReport:
-    """The outcome of a round; its scores are NaN if it was not evaluated."""
-
-    state: ServerState
-    scores: Scores
-    metrics: dict[str, float]
-
-
-class Journal:
-    """Callbacks for the events of a run; here they do nothing."""
-
-    def step(self, what: str, done: int, total: int) -> None:
-        """Called when a client has answered."""
-
-    def unassigned(self, client: int, reason: str) -> None:
-        """Called for a client that has no pseudo-domain yet."""
-
-    def noted(self, round: int, client: int, note: str) -> None:
-        """Called with a note about a client's answer, which still enters the round."""
-
-    def refused(self, round: int, client: int, reason: str) -> None:
-        """Called for a client whose answer is missing or does not enter the round."""
-
-    def broken(self, trace: str) -> None:
-        """Called with the traceback if the algorithm raises during aggregation, which ends the run."""
-
-    def aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
-        """Called after a round is aggregated, before it is evaluated."""
-
-    def evaluated(self, report: RoundReport) -> None:
-        """Called for every round, in order, with its scores if it was evaluated."""
-
-
 class _Tally:
     """Passes results on one by one and sums up the round's metrics."""
 
-    def __init__(self, round: int, total: int, journal: Journal) -> None:
-        self.round, self.name, self.total, self.journal = round, f"round {round}", total, journal
+    def __init__(self, round: int, total: int, events: Events) -> None:
+        self.round, self.name, self.total, self.events = round, f"round {round}", total, events
         self.answered = self.clients = self.bytes = 0
         self.metrics: dict[str, tuple[float, int]] = {}
         """For each metric: the sum weighted by examples over the clients that sent it, and their number of examples."""
         self.buffers = RunningSum()
         self.keeps: dict[int, bool] = {}
+        self.learned: list[tuple[int, int, Record]] = []
+        """For each client that counts, its pseudo-domain, its number of images and what it sent to be learned from."""
         self.refused: dict[int, str] = {}
         self.failure: Exception | None = None
         """Error raised by the source of the answers, not by the algorithm that uses them."""
 
     def step(self, what: str, done: int, total: int) -> None:
         """Show progress of something other than the round's own fits."""
-        self.journal.step(f"{self.name}: {what}", done, total)
+        self.events.client_answered(f"{self.name}: {what}", done, total)
 
     def refuse(self, client: int, reason: str) -> None:
         """Record an answer that does not enter the round."""
         self.refused[client] = reason
-        self.journal.refused(self.round, client, reason)
+        self.events.client_refused(self.round, client, reason)
 
     def count(self, results: Iterator[FitResult | FitFailure]) -> Iterator[FitResult | FitFailure]:
         """Update the display as clients answer."""
         for result in results:
             self.answered += 1
-            self.journal.step(self.name, self.answered, self.total)
+            self.events.client_answered(self.name, self.answered, self.total)
             yield result
 
-    def watch(self, results: Iterator[FitResult]) -> Iterator[FitResult]:
+    def watch(self, results: Iterator[FitResult], domains: PseudoDomains | None) -> Iterator[FitResult]:
         """Record the results that enter the round."""
         try:
             for result in results:
@@ -112,8 +84,10 @@ class _Tally:
                     self.metrics[name] = total + value * result.num_examples, examples + result.num_examples
                 self.buffers.add(result.buffers, result.num_examples)
                 self.keeps[result.client] = result.keeps_state
+                domain = UNKNOWN if domains is None else domains.of(result.client)
+                self.learned.append((domain, result.num_examples, result.learned))
                 if result.note:
-                    self.journal.noted(self.round, result.client, result.note)
+                    self.events.client_noted(self.round, result.client, result.note)
                 yield result
         except Exception as error:
             self.failure = error
@@ -124,24 +98,26 @@ def run_rounds(
     experiment: Experiment,
     runner: Runner,
     state: ServerState,
-    journal: Journal,
+    events: Events,
     theta_0: Theta = ({}, {}),
     frozen: Collection[str] = (),
 ) -> ServerState:
-    """Run the remaining rounds from a state; return the state after the last.
+    """Run the remaining rounds from a state, or until a callback asks to stop; return the state after the last.
 
     Args:
         experiment: the run's settings.
         runner: an open backend.
         state: the state to start from.
-        journal: called for every round.
+        events: told of everything that happens.
         theta_0: the shared initialisation, from which newcomers compute their Phase 1 update.
         frozen: names of the parameters that are not trained, which no client may change.
     """
     for number in range(state.round + 1, experiment.rounds + 1):
-        state, metrics = _run_round(experiment, runner, state, number, theta_0, frozen, journal)
-        journal.aggregated(state, metrics)
-        evaluate_round(experiment, runner, state, metrics, journal)
+        if events.asks_to_stop():
+            break
+        state, metrics = _run_round(experiment, runner, state, number, theta_0, frozen, events)
+        events.round_aggregated(state, metrics)
+        evaluate_round(experiment, runner, state, metrics, events)
     runner.finish()
     return state
 
@@ -153,7 +129,7 @@ def _run_round(
     number: int,
     theta_0: Theta,
     frozen: Collection[str],
-    journal: Journal,
+    events: Events,
 ) -> tuple[ServerState, dict[str, float]]:
     """Sample, fit, screen, aggregate; a round with too few answers is repeated with newly sampled clients."""
     algorithm, start = experiment.algorithm, time.perf_counter()
@@ -162,16 +138,16 @@ def _run_round(
     for attempt in range(_ATTEMPTS):
         context = RoundContext(number, num_clients, asked, experiment.seed_everything, attempt)
         clients = algorithm.sample(state.record, context)
-        tally = _Tally(number, len(clients), journal)
-        if domains is not None and experiment.supervision != "random":  # random targets need no client's pseudo-domain
+        tally = _Tally(number, len(clients), events)
+        if domains is not None and experiment.supervision.needs_own_domain:
             draw = 1 + number * _ATTEMPTS + attempt
             domains, down, up = assign_newcomers(
-                experiment, runner, theta_0, domains, clients, draw, tally.step, journal.unassigned
+                experiment, runner, theta_0, domains, clients, draw, tally.step, events.client_unassigned
             )
             probes_down, probes_up = probes_down + down, probes_up + up
         tasks = _tasks(experiment, state, domains, clients, context)
         answers = tally.count(runner.fit(tasks))
-        results = tally.watch(_screen(experiment, answers, tasks[0], frozen, tally.refuse))
+        results = tally.watch(_screen(experiment, answers, tasks[0], frozen, tally.refuse), domains)
         aggregated = _aggregate(algorithm, state, results, context, tally)
         if aggregated is not None and (algorithm.may_be_empty or tally.clients >= experiment.min_clients):
             break
@@ -183,10 +159,12 @@ def _run_round(
         ) from RuntimeError(reason)
     runner.finish()  # at most one round is still being evaluated
     weights, record = aggregated
+    learned = update_learned(experiment, state.learned, tally.learned)
     metrics = {
         "train/loss": float("nan"),
         **{name: total / examples for name, (total, examples) in tally.metrics.items()},
         **algorithm.metrics(record, context),
+        **learned_metrics(experiment, learned),
         "clients": tally.clients,
         "refused": len(tally.refused),
         **({} if domains is None else {"joined": float(len(domains.newcomers))}),
@@ -197,7 +175,7 @@ def _run_round(
     kept = {client: round for client, round in state.clients.items() if client not in tally.keeps}
     kept |= {client: number for client, keeps in tally.keeps.items() if keeps}
     buffers = tally.buffers.mean() if tally.clients else state.buffers
-    return ServerState(number, weights, buffers, record, kept, domains), metrics
+    return ServerState(number, weights, buffers, record, learned, kept, domains), metrics
 
 
 def _tasks(
@@ -211,7 +189,7 @@ def _tasks(
     algorithm, sizes = experiment.algorithm, experiment.data.client_sizes
     by_size = algorithm.weighting == "samples" and algorithm.tells_weights
     broadcast = algorithm.broadcast(state.record)
-    table = None if domains is None else target_table(experiment, domains)
+    learned = broadcast_learned(experiment, state.learned, domains, context.number)
     return [
         FitTask(
             client=client,
@@ -225,7 +203,7 @@ def _tasks(
             domain=0 if domains is None else domains.of(client),
             since=state.clients.get(client, 0),
             attempt=context.attempt,
-            table=table,
+            learned=learned,
         )
         for client in clients
     ]
@@ -241,6 +219,7 @@ def _screen(
     """Yield the answers that can be used."""
     algorithm, num_classes = experiment.algorithm, len(experiment.data.class_names)
     form = Form.of(algorithm, task, num_classes, experiment.trainer.dtype, frozen)
+    form = replace(form, learned=learned_form(experiment, task.learned))
     results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
     if experiment.max_update_norm is not None:
         results = without_outliers(results, task.weights, experiment.max_update_norm, refuse)
@@ -261,7 +240,7 @@ def _aggregate(
     except Exception as error:  # all answers have the declared form: the fault is in the algorithm
         if isinstance(error, InputError) or error is tally.failure:
             raise
-        tally.journal.broken("".join(traceback.format_exception(error)).strip())
+        tally.events.show(error)
         raise InputError(
             f"{type(algorithm).__name__} could not aggregate round {context.number}: {type(error).__name__}: {error}"
         ) from error
@@ -282,7 +261,7 @@ def evaluate_round(
     runner: Runner,
     state: ServerState,
     metrics: dict[str, float],
-    journal: Journal,
+    events: Events,
     again: bool | None = None,
 ) -> None:
     """Evaluate a round's model, and further models that the algorithm names, if an evaluation is due.
@@ -292,20 +271,21 @@ def evaluate_round(
         runner: an open backend.
         state: the state after the round.
         metrics: the round's metrics.
-        journal: called with the scores.
+        events: told of the scores; callbacks of the user may stop the run, so that the evaluation is waited for.
         again: for a round of a resumed run, whether it was evaluated then: this decides, as `evaluate_every` may have
             changed. None for a new round.
     """
     turn = state.round % experiment.evaluate_every == 0 if again is None else again
     if not turn and state.round != experiment.rounds:
         scores = Scores.unknown(experiment.data.domain_names)
-        journal.evaluated(RoundReport(state, scores, metrics | {"time/evaluate": 0.0}))
+        events.round_evaluated(state, scores, metrics | {"time/evaluate": 0.0})
         return
     others = experiment.algorithm.other_models(state.weights, state.record)
 
     def tell(outcome: Evaluation) -> None:
         beside = {f"test/acc_of_{name}": outcome.scores[name].overall for name in others}
-        report = RoundReport(state, outcome.scores[""], beside | metrics | {"time/evaluate": outcome.seconds})
-        journal.evaluated(report)
+        events.round_evaluated(state, outcome.scores[""], beside | metrics | {"time/evaluate": outcome.seconds})
 
     runner.evaluate({"": state.weights, **others}, state.buffers, tell)
+    if events.has_users:
+        runner.finish()

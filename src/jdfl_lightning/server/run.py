@@ -9,21 +9,23 @@ from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.report.discovery import draw_discovery
+from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
+from jdfl_lightning.server.learning import init_learned
 from jdfl_lightning.server.phase1 import collect_updates, find_domains
 from jdfl_lightning.server.preparation import prepare, require_discovery
 from jdfl_lightning.server.rounds import ServerState, run_rounds
 from jdfl_lightning.server.session import Session, open_run, open_session
 from jdfl_lightning.storage.checkpoint import CLIENTS, ClientStates
 from jdfl_lightning.storage.discoveries import load_discovery, read_discovery, save_discovery
-from jdfl_lightning.storage.folder import Run, read_run, save_figure
+from jdfl_lightning.storage.folder import SavedRun, read_run, save_figure
 from jdfl_lightning.storage.names import ALONE, DISCOVERY_FIGURE
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture
 
 
-def fit(experiment: Experiment, display: Display | None = None) -> Run:
+def fit(experiment: Experiment, display: Display | None = None) -> SavedRun:
     """Run Joint Domain-Class Federated Learning, or resume a run, and leave a run folder.
 
     Args:
@@ -35,14 +37,15 @@ def fit(experiment: Experiment, display: Display | None = None) -> Run:
     """
     with open_session(experiment, display or Display()) as session:
         # Phase 1: clients train briefly from theta_0; their updates are clustered into M pseudo-domains
-        domains = None if experiment.supervision == "base" else _find_domains(session)
-        # Phase 2: from theta_0 again, with a head of M x C outputs
+        domains = _find_domains(session) if experiment.supervision.needs_discovery else None
+        session.events.discovered(domains)
+        # Phase 2: from theta_0 again, with a head of M x C outputs, and the supervision's targets
         weights, buffers = session.workspace.initial(1 if domains is None else domains.num_domains)
-        record = experiment.algorithm.init_server(weights)
+        record, learned = experiment.algorithm.init_server(weights), init_learned(experiment, weights, domains)
         # Phase 3: rounds; each samples clients, has them fit, screens their answers, aggregates and evaluates
-        state = session.resumed(ServerState(0, weights, buffers, record, domains=domains))
+        state = session.resumed(ServerState(0, weights, buffers, record, learned, domains=domains))
         theta_0, frozen = session.workspace.initial(1), session.workspace.frozen
-        state = run_rounds(experiment, session.runner, state, session.journal, theta_0, frozen)
+        state = run_rounds(experiment, session.runner, state, session.events, theta_0, frozen)
         session.finish(state)
     return read_run(session.folder)
 
@@ -69,8 +72,8 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
                 after_current_client(display.say) as check,
                 experiment.backend.open(experiment, ClientStates(folder / CLIENTS)) as runner,
             ):
-                journal = RunJournal(experiment, folder, experiment.data.fingerprint(), None, display, 0.0, check)
-                _find_domains(Session(experiment, workspace, runner, journal))
+                journal = RunJournal(experiment, folder, experiment.data.fingerprint(), None, display, check)
+                _find_domains(Session(experiment, workspace, runner, journal, Events(journal)))
         except KeyboardInterrupt:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -79,24 +82,24 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
 
 def _find_domains(session: Session) -> PseudoDomains:
     """Phase 1: return this run's own discovery, or cluster updates that are reused or collected now."""
-    experiment, journal, updates = session.experiment, session.journal, session.updates
+    experiment, journal, events, updates = session.experiment, session.journal, session.events, session.updates
     folder, data, true_domains = journal.folder, journal.data, experiment.data.true_domains
     known = load_discovery(folder, data, experiment.data.num_clients)
     if known is None:
         if updates is None:
-            updates = collect_updates(experiment, session.runner, session.workspace, journal.step, journal.unassigned)
+            answered, unassigned = events.client_answered, events.client_unassigned
+            updates = collect_updates(experiment, session.runner, session.workspace, answered, unassigned)
         found = find_domains(experiment, updates)
         save_discovery(folder, updates, found, true_domains, data)
     else:
         _, found = known
     record = read_discovery(folder)
-    journal.discovered()
     save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE)
     log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
     if journal.logger is not None and known is None:
         numbers = [name for name in ("num_domains", "ari", "nmi", "bytes_down", "bytes_up") if name in record]
         journal.logger.log_metrics({f"discovery/{name}": record[name] for name in numbers}, step=0)
-    why = f" as {found.note}" if found.note else ""
+    why = f": {found.note}" if found.note else ""
     truth = f", ARI {record['ari']:.2f}" if "ari" in record else ""
     journal.display.say(f"pseudo-domains: M = {found.num_domains} ({found.criterion}{why}){truth}")
     return found

@@ -33,6 +33,7 @@ class Form:
     upload: Record
     frozen: Tensors = field(default_factory=dict)
     """Parameters that are not trained: they must come back unchanged."""
+    learned: Record = field(default_factory=dict)
     counts: Tensors = field(default_factory=dict)
     """Integer buffers as they were sent: they are counts, for example of batches, and only grow."""
 
@@ -60,12 +61,16 @@ class Form:
         kept = {name: tensor.to(buffers[name].dtype) for name, tensor in task.buffers.items() if name in frozen}
         others = {name: tensor for name, tensor in task.buffers.items() if name not in frozen}
         counts = {n: tensor for n, tensor in others.items() if not (tensor.is_floating_point() or tensor.is_complex())}
-        return cls(weights, buffers, algorithm.upload_form(moved, server, num_classes), kept, counts)
+        upload = algorithm.upload_form(moved, server, num_classes)
+        return cls(weights, buffers, upload, kept, counts=counts)
 
 
-def _groups(weights: Tensors, buffers: Tensors, upload: Record) -> Record:
+def _groups(weights: Tensors, buffers: Tensors, upload: Record, learned: Record) -> Record:
     """Return all tensors of an answer, grouped under the names used in messages."""
-    return {"update": weights, "buffers": buffers} | {f"upload {group!r}": upload[group] for group in upload}
+    uploads = {f"upload {group!r}": upload[group] for group in upload}
+    return (
+        {"update": weights, "buffers": buffers} | uploads | {f"sums of the {name}": learned[name] for name in learned}
+    )
 
 
 def _trained(tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
@@ -81,8 +86,8 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         form: what is expected.
         algorithm: checks the upload after all other checks.
     """
-    expected = _groups(form.weights, form.buffers, form.upload)
-    answered = _groups(result.weights, result.buffers, result.upload)
+    expected = _groups(form.weights, form.buffers, form.upload, form.learned)
+    answered = _groups(result.weights, result.buffers, result.upload, result.learned)
     if set(answered) != set(expected):
         return f"it has other uploads than were declared: {_differing(answered, expected)}"
     for what, tensors in answered.items():
@@ -166,7 +171,7 @@ def without_outliers(
     lengths: dict[str, list[float]] = {}
     with tempfile.TemporaryFile(prefix="jdfl-round-") as waiting:
         for result in results:
-            for what, tensors in _groups(sub(result.weights, weights), {}, result.upload).items():
+            for what, tensors in _groups(sub(result.weights, weights), {}, result.upload, result.learned).items():
                 lengths.setdefault(what, []).append(_length(tensors))
             pickle.dump(result, waiting, protocol=5)
         moved = {what: [length for length in each if length > 0] for what, each in lengths.items()}

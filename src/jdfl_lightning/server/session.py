@@ -15,21 +15,23 @@ from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
 from jdfl_lightning.core.files import remove_asides
 from jdfl_lightning.core.messages import UNKNOWN
-from jdfl_lightning.core.tensors import misfit
+from jdfl_lightning.core.tensors import Record, misfit
 from jdfl_lightning.report.run import draw_curves
+from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
 from jdfl_lightning.server.preparation import prepare
-from jdfl_lightning.server.resume import Reached, best_so_far, find_run, read_reached, reuse_discovery
+from jdfl_lightning.server.resume import Reached, drop_later_rounds, find_run, read_reached, reuse_discovery
 from jdfl_lightning.server.rounds import ServerState, evaluate_round
 from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates
 from jdfl_lightning.storage.discoveries import save_joined
 from jdfl_lightning.storage.folder import lock_run, make_run_folder, read_run, require_own_files, save_figure
-from jdfl_lightning.storage.metrics import last_round
-from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS
+from jdfl_lightning.storage.metrics import last_round, read_numbers
+from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED
+from jdfl_lightning.storage.stops import save_stop
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client
-from jdfl_lightning.ui.loggers import log_picture, open_logger
+from jdfl_lightning.ui.loggers import log_picture, logger_address, open_logger
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Session:
     """Has the shared initialisation, theta_0."""
     runner: Runner
     journal: RunJournal
+    events: Events
     updates: Updates | None = None
     """The clients' updates of a reused discovery."""
     reached: Reached | None = None
@@ -52,17 +55,23 @@ class Session:
         return self.journal.folder
 
     def resumed(self, start: ServerState) -> ServerState:
-        """Return the state to start from: the checkpoint's, whose round is evaluated if it was not, or the start."""
+        """Return the state to start from: the checkpoint's, whose round is evaluated if it was not, or the start.
+
+        Callbacks are told of all rounds that are over.
+        """
         if self.reached is None:
             return start
         state = _reached_state(self.reached, start, self.experiment.data.num_clients)
+        self.events.repeat(read_numbers(self.folder))
         if last_round(self.folder) < state.round:
             metrics, evaluated = self.reached.metrics, self.reached.evaluated
-            evaluate_round(self.experiment, self.runner, state, metrics, self.journal, evaluated)
+            evaluate_round(self.experiment, self.runner, state, metrics, self.events, evaluated)
         return state
 
     def finish(self, state: ServerState) -> None:
-        """Save the newcomers' pseudo-domains, which are known only at the end."""
+        """Save the last checkpoint of a stopped run, and newcomers' pseudo-domains, which are known only at the end."""
+        if self.events.stop is not None:
+            self.journal.stop(state)
         if state.domains is not None and state.domains.joined:
             save_joined(self.folder, state.domains, self.experiment.data.true_domains)
 
@@ -89,29 +98,44 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             logger = open_logger(experiment.logger, folder, experiment.name, logged)
             where = f", resumed after round {reached.state.round}" if reached else ""
             display.say(f"run folder: {folder}{where}")
+            if address := logger_address(logger):
+                display.say(f"Weights & Biases: {address}")
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
-            best = best_so_far(folder, reached.state.round if reached else 0, experiment.algorithm.keeps_best)
+            drop_later_rounds(folder, reached.state.round if reached else 0, experiment.algorithm.keeps_best)
             states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients)
             with after_current_client(display.say) as check:
-                journal = RunJournal(experiment, folder, data, logger, display, best, check)
+                journal = RunJournal(experiment, folder, data, logger, display, check)
+                events = Events(journal, experiment.callbacks, experiment.algorithm.keeps_best, display.say)
                 if reached is not None:
                     journal.resume(reached.state)
                 try:
+                    events.run_started(folder, experiment)
                     with experiment.backend.open(experiment, states) as runner:
-                        yield Session(experiment, workspace, runner, journal, updates, reached)
+                        yield Session(experiment, workspace, runner, journal, events, updates, reached)
                 except (KeyboardInterrupt, InputError) as error:
                     if not isinstance(error, StorageError):
                         journal.save()
+                    _tell_end(events, error)
                     if isinstance(error, KeyboardInterrupt):
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
             save_figure(draw_curves(read_run(folder)), folder / CURVES)
             log_picture(logger, "curves", folder / CURVES)
+            if events.stop is not None:
+                save_stop(folder, events.stop)  # last: whoever finds it knows that the run is finished
+                display.say(f"stopped after round {events.stop.round} of {experiment.rounds}: {events.stop}")
             status = "success"
+            events.run_ended(None if events.stop is None else str(events.stop))
         finally:
             if logger is not None:
                 logger.finalize(status)
+
+
+def _tell_end(events: Events, error: BaseException) -> None:
+    """Tell callbacks that a run ends by an error; an error of theirs, which is shown, does not hide it."""
+    with suppress(InputError):
+        events.run_ended(" ".join(str(error).split()) or type(error).__name__)
 
 
 @contextmanager
@@ -128,6 +152,7 @@ def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterato
     lock = lock_run(folder)
     try:
         remove_asides(folder)
+        (folder / STOPPED).unlink(missing_ok=True)  # a run that is open is not finished
         save_config(experiment, folder / CONFIG)
         yield folder
     except InputError:
@@ -150,12 +175,18 @@ def _has_begun(folder: Path) -> bool:
     )
 
 
+def _misfit(found: Record, like: Record) -> str | None:
+    """Return the first difference of names and shapes between two records; None if there is none."""
+    return next(filter(None, (misfit(found.get(group, {}), tensors) for group, tensors in like.items())), None)
+
+
 def _reached_state(reached: Reached, start: ServerState, num_clients: int) -> ServerState:
     """Return the checkpoint's state, after checking that it fits this network, algorithm and discovery."""
     problem = (
         misfit(reached.state.weights, start.weights)
         or misfit(reached.state.buffers, start.buffers)
-        or next(filter(None, (misfit(reached.state.record.get(g, {}), like) for g, like in start.record.items())), None)
+        or _misfit(reached.state.record, start.record)
+        or _misfit(reached.state.learned, start.learned)
     )
     if problem:
         raise StorageError(f"Expected a checkpoint of this network and algorithm but {problem}.")

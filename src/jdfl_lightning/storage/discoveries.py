@@ -7,13 +7,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Interval, Len
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, StringConstraints
 
-from jdfl_lightning.clustering.clusters import Criterion, PseudoDomains, project
+from jdfl_lightning.clustering.clusters import PseudoDomains, project
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.core.errors import InputError, StorageError, last_line, plain
 from jdfl_lightning.core.files import checked, read_json, write_whole
@@ -87,7 +87,7 @@ class Summary:
 class _Found(Summary):
     """The whole of ``discovery.json``."""
 
-    criterion: Literal["given"] | Criterion
+    criterion: Annotated[str, StringConstraints(pattern=r"^\w{1,100}$")]
     note: Text
     picks: dict[Text, Count | None]
     assignments: dict[int, Count]

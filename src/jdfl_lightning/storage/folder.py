@@ -18,6 +18,7 @@ from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
 from jdfl_lightning.storage.discoveries import Summary, read_as
 from jdfl_lightning.storage.metrics import read_rows
 from jdfl_lightning.storage.names import DISCOVERY, DOMAIN_PREFIX, METRICS, RUNS, Which
+from jdfl_lightning.storage.stops import Stop, read_stop
 from jdfl_lightning.storage.trust import CONFIG
 
 _DPI = 130
@@ -87,7 +88,7 @@ def lock_run(folder: Path) -> RunLock:
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class SavedRun:
     """The contents of a run folder."""
 
     folder: Path
@@ -97,10 +98,14 @@ class Run:
     """``metrics.csv``, a row for each round."""
     discovery: dict[str, Any] | None
     """``discovery.json``; None for the baseline."""
+    stop: Stop | None = None
+    """``stopped.json``; None if no callback ended the run."""
 
     def __repr__(self) -> str:
         """Show only which run it is: its contents would fill pages."""
-        return f"Run({self.folder}, {len(self.rows)} rounds, best test/acc {self.best['test/acc']:.4f})"
+        return (
+            f"{type(self).__name__}({self.folder}, {len(self.rows)} rounds, best test/acc {self.best['test/acc']:.4f})"
+        )
 
     @property
     def domains(self) -> list[str]:
@@ -133,7 +138,7 @@ class Run:
         return {"best": self.best, "last": self.last} if self.keeps_best else {"last": self.last}
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> SavedRun:
     """Read a run folder; an error names what is missing or damaged."""
     try:
         require_own_files(folder)
@@ -141,6 +146,7 @@ def read_run(folder: Path) -> Run:
         (folder / METRICS).stat()  # must exist
         rows = [{name: float(value) for name, value in row.items()} for row in read_rows(folder)]
         discovery = read_as(folder, Summary) if (folder / DISCOVERY).exists() else None
+        stop = read_stop(folder)
     except FileNotFoundError as error:
         raise InputError(f"Expected a run folder but {folder} has no {Path(error.filename).name}.") from error
     except InputError:
@@ -151,4 +157,4 @@ def read_run(folder: Path) -> Run:
         raise InputError(f"Expected a run with a finished round but {folder} has none.")
     if missing := {"round", "test/acc", "test/acc_worst", "train/loss"} - set(rows[0]):
         raise InputError(f"Expected a run folder but {folder / METRICS} has no column {missing.pop()}.")
-    return Run(folder, config, rows, discovery)
+    return SavedRun(folder, config, rows, discovery, stop)

@@ -46,6 +46,11 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
         raise StorageError(f"Expected a table but {folder / METRICS} cannot be read: {error}.") from error
 
 
+def read_numbers(folder: Path) -> list[dict[str, float]]:
+    """Read ``metrics.csv`` with its cells as numbers."""
+    return [{name: _number(folder, row, name) for name in row} for row in read_rows(folder)]
+
+
 def digest_rows(rows: Iterable[Mapping[str, Any]], before: str = "") -> str:
     """Return a digest of a table's rows, without the times.
 
@@ -72,13 +77,21 @@ def same_scores(folder: Path, header: ModelHeader) -> bool:
     return all(_number(folder, row, name) == value for name, value in header.scores.items())
 
 
+def is_score(name: str) -> bool:
+    """Return whether a metric is an accuracy of the round's model: overall, of the worst domain, or of a domain.
+
+    >>> is_score("test/acc"), is_score("test/acc/photo"), is_score("test/acc_best")
+    (True, True, False)
+    """
+    return name in ("test/acc", "test/acc_worst") or name.startswith(DOMAIN_PREFIX)
+
+
 def was_evaluated(folder: Path, round: int) -> bool | None:
     """Return whether the row of a round has accuracies; None if there is no such row."""
     row = next((row for row in read_rows(folder) if _number(folder, row, "round") == round), None)
     if row is None:
         return None
-    names = [name for name in row if name == "test/acc" or name.startswith(DOMAIN_PREFIX)]
-    return not all(math.isnan(_number(folder, row, name)) for name in names)
+    return not all(math.isnan(_number(folder, row, name)) for name in row if is_score(name))
 
 
 def _number(folder: Path, row: Mapping[str, Any], column: str) -> float:
@@ -93,11 +106,11 @@ def last_round(folder: Path) -> float:
     return max((_number(folder, row, "round") for row in read_rows(folder)), default=0)
 
 
-def forget_rounds(folder: Path, after: int) -> tuple[int, float]:
+def forget_rounds(folder: Path, after: int) -> int:
     """Remove the rows of rounds after a given one from ``metrics.csv``; return the best remaining round.
 
     Returns:
-        The first round with the highest accuracy, and this accuracy; 0 and minus infinity if none was evaluated.
+        The first round with the highest accuracy; 0 if none was evaluated.
     """
     rows = read_rows(folder)
     stay = [row for row in rows if _number(folder, row, "round") <= after]
@@ -110,4 +123,4 @@ def forget_rounds(folder: Path, after: int) -> tuple[int, float]:
     for row in stay:
         if (accuracy := _number(folder, row, "test/acc")) > best[1]:
             best = int(_number(folder, row, "round")), accuracy
-    return best
+    return best[0]

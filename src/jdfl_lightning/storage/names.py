@@ -9,6 +9,8 @@ from annotated_types import Interval, Len
 RUNS = "runs"
 """Where new run folders are made."""
 METRICS, CURVES = "metrics.csv", "curves.png"
+STOPPED = "stopped.json"
+"""Why a callback ended the run; a run that reached its last round has no such file."""
 DISCOVERY, DISCOVERY_FIGURE, VECTORS = "discovery.json", "discovery.png", "discovery.safetensors"
 ALONE = "-discovery"
 """Suffix of the folder name of a discovery alone."""

@@ -23,10 +23,18 @@ CONFIG = "config.yaml"
 """The settings of a run, in its folder."""
 PACKAGES = ("jdfl_lightning", "torchvision", "timm")
 """Packages whose classes any run folder may name."""
+_OPTIMIZERS = "torch.optim."
+"""Module of torch's optimizers and schedulers, which any run folder may name too."""
 _NETWORKS = "jdfl_lightning.models."
 """Module of this package's backbones; torchvision's are given by short name, as its functions may download weights."""
-_CLASSES = ("data", "algorithm")
+_CLASSES = ("data", "algorithm", "supervision")
 """Settings whose value is a class with its arguments."""
+_OPTIONAL_CLASSES = ("model", "optimizer", "lr_scheduler", "round_scheduler")
+"""Settings whose value is such a class, or null."""
+_CLASS_LISTS = ("callbacks", "regularizers")
+"""Settings whose value is a list of such classes."""
+_TRANSFORM_LIST = "augment"
+"""A data module's transforms: classes with their arguments, or names alone; a name without a dot is torchvision's."""
 _SIGNATURE = re.compile(rb"# signature: ([0-9a-f]{64})\n")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -92,17 +100,32 @@ def _check_form(settings: dict[str, Any], known: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if name not in known:  # a dotted name would set a nested setting, `config` would load another file
             raise ValueError(f"there is no setting {name!r}")
-        if name in _CLASSES and not (isinstance(value, dict) and set(value) <= {"class_path", "init_args"}):
+        a_class = name in _CLASSES or (name in _OPTIONAL_CLASSES and value is not None)
+        if a_class and not _is_class(value):
             raise ValueError(f"{name} is no class_path with init_args")
-    for key in _keys(settings):
+        if name in _CLASS_LISTS and not (isinstance(value, list) and all(map(_is_class, value))):
+            raise ValueError(f"{name} is no list of class_paths with init_args")
+    callbacks = settings.get("trainer", {}).get("callbacks", [])
+    if not (isinstance(callbacks, list) and all(map(_is_class, callbacks))):
+        raise ValueError("trainer.callbacks is no list of class_paths with init_args")
+    criterion = settings.get("clustering", {}).get("criterion", "elbow")
+    if not _is_class(criterion) and not str(criterion).isidentifier():  # a short name, as earlier runs wrote it
+        raise ValueError("clustering.criterion is no class_path with init_args")
+    for key, value in _entries(settings):
         if not isinstance(key, str) or not key.isidentifier():
             raise ValueError(f"{key!r} is no name of a setting")
+        if isinstance(value, str) and key in ("init_args", _TRANSFORM_LIST):  # the parser would read it as YAML
+            raise ValueError(f"{key} is a text")
 
 
-def _keys(settings: Any) -> Iterator[object]:
+def _is_class(value: object) -> bool:
+    return isinstance(value, dict) and set(value) <= {"class_path", "init_args"}
+
+
+def _entries(settings: Any) -> Iterator[tuple[object, Any]]:
     for value in settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ():
-        yield from _keys(value)
-    yield from settings if isinstance(settings, dict) else ()
+        yield from _entries(value)
+    yield from settings.items() if isinstance(settings, dict) else ()
 
 
 def _strangers(settings: dict[str, Any]) -> Iterator[str]:
@@ -120,6 +143,9 @@ def _class_paths(settings: Any) -> Iterator[Any]:
         for key, value in settings.items():
             if key == "class_path":
                 yield value
+            elif key == _TRANSFORM_LIST and isinstance(value, list):
+                named = [*(item for item in value if isinstance(item, str)), *_class_paths(value)]
+                yield from (path for path in named if not (isinstance(path, str) and path.isidentifier()))
             else:
                 yield from _class_paths(value)
     elif isinstance(settings, list):
@@ -128,7 +154,9 @@ def _class_paths(settings: Any) -> Iterator[Any]:
 
 
 def _belongs(path: object) -> bool:
-    return isinstance(path, str) and bool(_IMPORT_PATH.fullmatch(path)) and path.partition(".")[0] in PACKAGES
+    if not isinstance(path, str) or not _IMPORT_PATH.fullmatch(path):
+        return False
+    return path.partition(".")[0] in PACKAGES or path.startswith(_OPTIMIZERS)
 
 
 def known_backbone(name: object) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Interval, Len
 
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import checked
 from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.data.transforms import Normalize, Resize, checked_normalize
 from jdfl_lightning.joint import Score
 from jdfl_lightning.storage.checkpoint import load_record, save_record
 from jdfl_lightning.storage.folder import require_own_files
@@ -31,6 +32,15 @@ class ModelHeader:
     """The round of the weights."""
     scores: dict[Text, float] = field(default_factory=dict)
     """Accuracies, by their names in ``metrics.csv``; empty if the round was not evaluated."""
+    backbone_args: dict[Text, Any] = field(default_factory=dict)
+    """Further arguments of the backbone."""
+    normalize: Normalize = "unit"
+    """How pixels became the network's input."""
+    resize: Resize = "squash"
+    """How images became squares."""
+
+    def __post_init__(self) -> None:
+        checked_normalize(self.normalize)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Studies over many or finished runs: suites, sweeps over Phase 1, tests and predictions."""
+"""What Python users and commands call: a run, Phase 1 alone, suites, sweeps over Phase 1, evaluation, predictions."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from sklearn.metrics import adjusted_rand_score
@@ -16,19 +17,24 @@ from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.clustering.sketch import sketch
 from jdfl_lightning.clustering.updates import Updates, unit
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.core.errors import InputError, Interrupted, require
+from jdfl_lightning.core.errors import InputError, Interrupted, last_line, require
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, flatten
 from jdfl_lightning.models import LAYER_SUBSETS, select_parameters
 from jdfl_lightning.report.diagnosis import draw_diagnosis
+from jdfl_lightning.report.run import Drawing
 from jdfl_lightning.server.preparation import prepare, require_discovery
 from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.session import open_run
 from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.findings import Finding, read_findings, write_findings
+from jdfl_lightning.storage.folder import save_figure
 from jdfl_lightning.storage.names import DIAGNOSIS_FIGURE
-from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.display import Display, progress_display
 from jdfl_lightning.ui.interrupts import after_current_client
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WIDEST = "C"
 """The subset of layers that clients send; it contains the others."""
@@ -39,8 +45,11 @@ class Sweep:
     """The cases to try: every batch size with every seed; one training gives all E_0 and subsets of layers."""
 
     seeds: Sequence[int] = (0, 1, 2)
+    """Seeds of initialisation, split and shuffling."""
     batch_sizes: Sequence[int] = (16, 32, 64)
+    """Images in a local batch."""
     epochs: int = 5
+    """E_0 is tried from 1 to this."""
 
     def __post_init__(self) -> None:
         for flag, values in (("--seeds", self.seeds), ("--batch_sizes", self.batch_sizes)):
@@ -50,18 +59,46 @@ class Sweep:
         require(self.epochs > 0, "--max_epochs", "positive", self.epochs)
 
 
-def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = None) -> Path:
-    """Run the sweep, or the rest of it, and leave a folder with ``diagnosis.csv``.
+@dataclass(frozen=True)
+class Diagnosis:
+    """The folder of a finished sweep."""
+
+    folder: Path
+    """It has ``diagnosis.csv`` and a figure."""
+
+    @property
+    def findings(self) -> pd.DataFrame:
+        """``diagnosis.csv``: a row for each seed, batch size, E_0 and subset of layers."""
+        from jdfl_lightning.report.frames import frame
+
+        return frame([asdict(finding) for finding in read_findings(self.folder)])
+
+    def plot(self) -> Drawing:
+        """Draw ARI, and how often the right M was found, as heat maps."""
+        return draw_diagnosis(self.folder)
+
+    def _repr_html_(self) -> str:
+        """Show the heat maps in a notebook."""
+        return self.plot().as_html("diagnosis")
+
+
+def diagnose(experiment: Experiment, sweep: Sweep | None = None, progress: bool | Display = True) -> Diagnosis:
+    """Try Phase 1 over E_0, batch sizes, layers and seeds, or resume that, and leave a folder with ``diagnosis.csv``.
 
     Args:
         experiment: data, network and learning rate; with ``clustering.sketch_dim`` sketches are tried too.
-        sweep: what to try.
-        display: where progress is shown; nothing is shown if not given.
+        sweep: what to try; `Sweep()` if not given.
+        progress: whether progress is shown, as in `fit`.
 
     Returns:
-        The folder.
+        How well the clusters agree with the true domains, and how often the right M was found.
     """
-    display = display or Display()
+    with progress_display(progress) as display:
+        return Diagnosis(_sweep(experiment, sweep or Sweep(), display))
+
+
+def _sweep(experiment: Experiment, sweep: Sweep, display: Display) -> Path:
+    """Run what is left of the sweep and return its folder."""
     require_discovery(experiment)
     earlier = find_run(experiment, diagnosis=True)
     prepare(experiment, display)
@@ -86,7 +123,7 @@ def diagnose(experiment: Experiment, sweep: Sweep, display: Display | None = Non
             except KeyboardInterrupt:
                 again = f"jdfl-lightning diagnose --resume {folder}, with --seeds and so on as before"
                 raise Interrupted(again) from None
-        draw_diagnosis(folder, folder / DIAGNOSIS_FIGURE)
+        save_figure(draw_diagnosis(folder), folder / DIAGNOSIS_FIGURE)
     return folder
 
 
@@ -128,7 +165,10 @@ def find(
 def _answers(runner: Runner, tasks: Sequence[FitTask]) -> Iterator[Record]:
     for result in runner.fit(tasks):
         if isinstance(result, FitFailure):
-            raise InputError(f"Expected every client to answer but client {result.client}: {result.reason}")
+            reason = last_line(result.reason)
+            raise InputError(
+                f"Expected every client to answer but client {result.client} failed: {reason}"
+            ) from RuntimeError(result.reason)
         if not _finite(result):
             raise InputError(f"Expected finite updates but client {result.client}'s is not: lower --lr.")
         yield result.upload

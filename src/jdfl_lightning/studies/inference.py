@@ -1,49 +1,78 @@
-"""Use of a finished run: test its weights again, predict the classes of new images."""
+"""Use of a finished run: evaluate its weights again, predict the classes of new images."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from jdfl_lightning.client.evaluation import Scores, evaluate
-from jdfl_lightning.config import Experiment
-from jdfl_lightning.core.errors import InputError, without_stop
+from jdfl_lightning.client.evaluation import Scores
+from jdfl_lightning.client.evaluation import evaluate as evaluate_models
+from jdfl_lightning.config import Experiment, parse_experiment, usable_settings
+from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.tensors import misfit
-from jdfl_lightning.data.cache import decode
 from jdfl_lightning.data.folder import IMAGE_SUFFIXES
-from jdfl_lightning.data.loader import to_input
-from jdfl_lightning.joint import Score, class_probabilities, predict_class, split_index
-from jdfl_lightning.models import build_backbone
+from jdfl_lightning.joint import Score, predict_class, split_index
 from jdfl_lightning.report.markup import csv_cell
 from jdfl_lightning.server.preparation import prepare
-from jdfl_lightning.storage.folder import read_run
+from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
-from jdfl_lightning.storage.trust import known_backbone, own_settings, require_known
-from jdfl_lightning.storage.weights import SavedModel, load_model
-from jdfl_lightning.ui.display import Display
+from jdfl_lightning.storage.weights import load_model
+from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_to_use, separate
+from jdfl_lightning.ui.display import Display, progress_display
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BATCH = 64
+_CELLS = ["image", "class", "probability", "pseudo_domain"]
 
 
-def load_to_use(folder: Path, which: Which, trust: bool) -> SavedModel:
-    """Read a run's model for use; raise an `InputError` if that would import an unknown package.
+def folder_of(run: SavedRun | str | Path) -> Path:
+    """Return the folder of a run that is given as an object or by its folder."""
+    return run.folder if isinstance(run, SavedRun) else Path(run)
+
+
+def evaluate(
+    run: SavedRun | str | Path,
+    score: Score | None = None,
+    data_root: str | Path | None = None,
+    trust: bool = False,
+    progress: bool | Display = True,
+) -> pd.DataFrame:
+    """Evaluate the saved weights of a run again, on the held-out images of its data set.
 
     Args:
-        folder: the run folder.
-        which: best or last.
-        trust: whether the user trusts the folder, whoever made it.
+        run: the run, or its folder.
+        score: how a class is predicted; as in the run if not given.
+        data_root: folder of the images, if they have moved since the run.
+        trust: import whatever classes the run folder names, even if you did not make it here.
+        progress: whether progress is shown.
+
+    Returns:
+        A row for each kind of weights, best and last: the round and its accuracies, named as in ``metrics.csv``.
     """
-    model = load_model(folder, which)
-    backbone = model.header.backbone
-    vouched = trust or own_settings(folder).get("backbone") == backbone
-    require_known(folder, [] if vouched or known_backbone(backbone) else [backbone])
-    return model
+    from jdfl_lightning.report.frames import frame
+
+    found = read_run(folder_of(run))
+    others = [] if data_root is None else [f"--data.root={data_root}"]
+    others += [] if score is None else [f"--score={score}"]
+    settings = usable_settings(found.folder, trust)
+    saved = {name: value for name, value in settings.items() if name not in ("logger", "backend")}
+    experiment = parse_experiment("evaluate", others, saved)
+    with progress_display(progress) as display:
+        scores = test_run(experiment, found.folder, display)
+    if missing := set(found.domains) ^ set(experiment.data.domain_names):
+        raise InputError(f"Expected the domains of the run in --data.root but these differ: {', '.join(missing)}.")
+    rows = [
+        {"weights": which, "round": int(row["round"])} | scores[which].as_metrics() for which, row in found.ends.items()
+    ]
+    return frame(rows, "weights")
 
 
 def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Which, Scores]:
@@ -62,19 +91,62 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Whi
         weights, buffers = workspace.initial(num_domains)
         if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers):
             raise InputError(f"Expected the {which} weights of {folder} to be a {experiment.backbone}'s but {problem}.")
-    return {which: evaluate(workspace, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()}
+    return {
+        which: evaluate_models(workspace, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()
+    }
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A model's prediction for an image."""
 
-    image: Path
+    image: Path | int
+    """The file; or, for an image in memory, its number."""
     label: str
     probability: float
     """Probability of the class: the joint probabilities summed over the pseudo-domains."""
     domain: int
     """The pseudo-domain whose output is the largest."""
+
+    @property
+    def cells(self) -> list[Any]:
+        """The row of a table: image, class, probability, pseudo-domain."""
+        return [self.image, self.label, self.probability, self.domain]
+
+
+def predict(
+    run: SavedRun | str | Path,
+    images: ManyImages,
+    which: Which | None = None,
+    score: Score | None = None,
+    trust: bool = False,
+) -> pd.DataFrame:
+    """Predict the classes of images with the network of a run.
+
+    Args:
+        run: the run, or its folder.
+        images: files, folders of files, images of Pillow, or uint8 arrays or tensors; one or several.
+        which: the weights to use, ``"best"`` or ``"last"``; the best if not given, or the last if no best is kept.
+        score: how a class is predicted, ``"max"`` or ``"sum"``; as in the run if not given.
+        trust: import whatever classes the run folder names, even if you did not make it here.
+
+    Returns:
+        A row for each image: ``image`` (its file, or its number), ``class``, ``probability`` of the class and
+        ``pseudo_domain``, the one whose output is the largest.
+    """
+    from jdfl_lightning.report.frames import frame
+
+    model = load_to_use(folder_of(run), which, trust)
+    rows = [item.cells for item in predictions(model, _expand(separate(images)), score=score)]
+    return frame([dict(zip(_CELLS, row, strict=True)) for row in rows])
+
+
+def _expand(images: Iterable[AnyImage]) -> list[AnyImage]:
+    """Replace each folder by the images in it."""
+    found: list[AnyImage] = []
+    for image in images:
+        found += list_images([Path(image)]) if isinstance(image, (str, Path)) else [image]
+    return found
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
@@ -90,60 +162,48 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
     return images
 
 
-def predict(
-    model: SavedModel, images: Sequence[Path], unreadable: list[str] | None = None, score: Score | None = None
+def predictions(
+    model: TrainedModel,
+    images: Sequence[AnyImage],
+    unreadable: list[str] | None = None,
+    score: Score | None = None,
 ) -> Iterator[Prediction]:
     """Yield a prediction for each image.
 
     Args:
-        model: the model of a run.
-        images: the image files.
+        model: the network of a run.
+        images: the images.
         unreadable: collects the errors of images that cannot be read; if not given, the first one is raised.
         score: how a class is predicted; as in the run if not given.
     """
-    about = model.header
-    num_classes = len(about.class_names)
-    backbone = build_backbone(about.backbone, about.size).eval()
-    head = {name: tensor.float() for name, tensor in _of(model, "head.").items()}
-    try:
-        backbone.load_state_dict({n.removeprefix("backbone."): t for n, t in _of(model, "backbone.").items()})
-        if head["head.weight"].ndim != 2 or len(head["head.weight"]) % num_classes or not len(head["head.weight"]):
-            raise ValueError(f"its head has no multiple of {num_classes} outputs")
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise InputError(
-            f"Expected the weights of a {about.backbone} but they are of something else: {without_stop(error)}."
-        ) from error
+    head = model.head
     for start in range(0, len(images), _BATCH):
-        paths, pixels = [], []
-        for path in images[start : start + _BATCH]:
+        names: list[Path | int] = []
+        inputs: list[Tensor] = []
+        for number, image in enumerate(images[start : start + _BATCH], start=start):
             try:
-                pixels.append(decode(path, about.size))
-                paths.append(path)
+                inputs.append(model.prepare(image))
+                names.append(Path(image) if isinstance(image, (str, Path)) else number)
             except InputError as error:
                 if unreadable is None:
                     raise
                 unreadable.append(str(error))
-        if not paths:
+        if not names:
             continue
         with torch.inference_mode():
-            features = backbone(to_input(torch.from_numpy(np.stack(pixels))))
-            logits = torch.nn.functional.linear(features, head["head.weight"], head["head.bias"])
-            classes = predict_class(logits, num_classes, score or about.score)
-            probabilities = class_probabilities(logits, num_classes).gather(1, classes.unsqueeze(1)).squeeze(1)
-            domains, _ = split_index(logits.argmax(dim=1), num_classes)
-        for path, label, probability, domain in zip(
-            paths, classes.tolist(), probabilities.tolist(), domains.tolist(), strict=True
+            logits = head(model.backbone(torch.cat(inputs)))
+            classes = predict_class(logits, head.num_classes, score or head.score)
+            probabilities = head.class_probabilities(logits).gather(1, classes.unsqueeze(1)).squeeze(1)
+            domains, _ = split_index(logits.argmax(dim=1), head.num_classes)
+        for name, label, probability, domain in zip(
+            names, classes.tolist(), probabilities.tolist(), domains.tolist(), strict=True
         ):
-            yield Prediction(path, about.class_names[label], probability, domain)
-
-
-def _of(model: SavedModel, prefix: str) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in (model.weights | model.buffers).items() if name.startswith(prefix)}
+            yield Prediction(name, model.class_names[label], probability, domain)
 
 
 def write_predictions(predictions: Iterator[Prediction], out: TextIO) -> None:
     """Write predictions as CSV: image, class, probability, pseudo_domain."""
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["image", "class", "probability", "pseudo_domain"])
+    writer.writerow(_CELLS)
     for item in predictions:
         writer.writerow([csv_cell(item.image), csv_cell(item.label), f"{item.probability:.4f}", item.domain])

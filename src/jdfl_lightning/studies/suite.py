@@ -6,9 +6,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
-from jdfl_lightning.config import Experiment, Supervision, as_dict
+from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import InputError, StorageError, require, require_choice
 from jdfl_lightning.core.files import is_aside
 from jdfl_lightning.server.resume import check_same, check_updates
@@ -16,7 +15,9 @@ from jdfl_lightning.server.run import discover, fit
 from jdfl_lightning.storage.folder import lock_run
 from jdfl_lightning.storage.metrics import last_round
 from jdfl_lightning.storage.names import CURVES, DISCOVERY, DISCOVERY_FIGURE, METRICS, RUNS, VECTORS
-from jdfl_lightning.storage.trust import CONFIG
+from jdfl_lightning.storage.stops import read_stop
+from jdfl_lightning.storage.trust import CONFIG, saved_settings
+from jdfl_lightning.supervision import Plain, short_names
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import in_group
 
@@ -25,6 +26,8 @@ DISCOVERIES = "discovery"
 
 Parse = Callable[[Sequence[str]], Experiment]
 """Turns command-line arguments into settings."""
+Make = Callable[[str, str, int, int | None], Experiment]
+"""Makes the settings of a run from algorithm (empty for that of the settings), supervision, seed and number M."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Combinations:
     algorithms: Sequence[str] | None = None
     """Names or import paths; None for the algorithm of the settings."""
     supervisions: Sequence[str] = ("base", "graded", "random")
+    """Short names, or import paths."""
     seeds: Sequence[int] = (0, 1, 2)
     num_domains: Sequence[int] | None = None
     """Numbers of pseudo-domains to try; None for the number of the settings."""
@@ -44,7 +48,8 @@ class Combinations:
             distinct = values is None or 0 < len(values) == len(set(values))
             require(distinct, f"--{name}", "different values", list(values or ()))
         for supervision in self.supervisions:
-            require_choice("every one of --supervisions", supervision, get_args(Supervision))
+            if "." not in supervision:
+                require_choice("every one of --supervisions", supervision, list(short_names()))
         require(min(self.seeds) >= 0, "--seeds", "0 or more", list(self.seeds))
         require(min(self.num_domains or [1]) >= 1, "--num_domains", "1 or more", list(self.num_domains or ()))
 
@@ -81,28 +86,43 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
     for one, many in (("algorithm", "algorithms"), ("supervision", "supervisions"), ("seed_everything", "seeds")):
         given = [arg for arg in args if arg == f"--{one}" or arg.startswith(f"--{one}=")]
         require(not given, f"--{one}", f"left out: --{many} says it,", *(given[:1] or [""]))
-    names = matrix.names()
-    first = [f"--algorithm={algorithm}" for algorithm in list(names)[:1]]
+    first = [f"--algorithm={algorithm}" for algorithm in list(matrix.names())[:1]]
     common = parse(_after_configs(args, first))
+
+    def make(algorithm: str, supervision: str, seed: int, number: int | None) -> Experiment:
+        chosen = [f"--algorithm={algorithm}"] if algorithm else []
+        last = [f"--supervision={supervision}", f"--seed_everything={seed}"]
+        last += [] if number is None else [f"--num_domains={number}"]
+        return parse([*_after_configs(args, chosen), *last])
+
+    return arrange(common, matrix, make, _config_name(args))
+
+
+def arrange(common: Experiment, matrix: Combinations, make: Make, name: str = "") -> tuple[Path, list[Experiment]]:
+    """Return the suite's folder and the settings of every run, in the order in which they are run.
+
+    Args:
+        common: settings that the runs share.
+        matrix: the combinations to compare.
+        make: makes the settings of a combination.
+        name: part of the folder's name, if ``run_dir`` does not say it; that of the data set if empty.
+    """
     require(common.resume is None, "--resume", "left out: the same command resumes a suite,", common.resume)
-    folder = Path(common.run_dir or f"{RUNS}/suite-{_config_name(args) or type(common.data).__name__.lower()}")
+    folder = Path(common.run_dir or f"{RUNS}/suite-{name or type(common.data).__name__.lower()}")
     a_run = any((folder / name).exists() for name in (CONFIG, METRICS))
     require(not a_run, "--run_dir", "a folder for runs", f"{folder}, which is that of a run")
     runs: list[Experiment] = []
+    names = matrix.names() or {"": type(common.algorithm).__name__.lower()}
     for seed in matrix.seeds:  # by seed first: if time runs out, the comparison is complete up to some seed
-        for algorithm in names or {"": type(common.algorithm).__name__.lower()}:
+        for algorithm, word in names.items():
             for supervision in matrix.supervisions:
-                numbers = [None] if matrix.num_domains is None or supervision == "base" else matrix.num_domains
+                numbers = [None] if matrix.num_domains is None or supervision == Plain.short else matrix.num_domains
                 for number in numbers:
-                    words = [names.get(algorithm) or type(common.algorithm).__name__.lower(), supervision]
-                    words += [] if number is None else [f"m{number}"]
-                    chosen = [f"--algorithm={algorithm}"] if algorithm else []
-                    last = [f"--supervision={supervision}", f"--seed_everything={seed}"]
-                    last += [] if number is None else [f"--num_domains={number}"]
-                    run = parse([*_after_configs(args, chosen), *last])
-                    name = "-".join([*words, f"seed{seed}"])
-                    logger = in_group(run.logger, folder.name, f"{type(run.data).__name__.lower()}-{name}")
-                    run = replace(run, run_dir=str(folder / name), logger=logger)
+                    run = make(algorithm, supervision, seed, number)
+                    words = [word, supervision.rpartition(".")[2].lower(), *([] if number is None else [f"m{number}"])]
+                    target = "-".join([*words, f"seed{seed}"])
+                    logger = in_group(run.logger, folder.name, f"{type(run.data).__name__.lower()}-{target}")
+                    run = replace(run, run_dir=str(folder / target), logger=logger)
                     if as_dict(run.data) == as_dict(common.data):
                         run = replace(run, data=common.data)  # images are loaded once
                     runs.append(run)
@@ -134,7 +154,7 @@ def _check_what_is_there(folder: Path, run: Experiment) -> None:
     try:
         if (target / CONFIG).is_file():
             check_same(run, target)
-        elif run.supervision != "base" and run.discovery is None and (shared / DISCOVERY).is_file():
+        elif run.supervision.needs_discovery and run.discovery is None and (shared / DISCOVERY).is_file():
             check_updates(run, shared)
     except StorageError:  # damaged: fails that run, not the suite
         return
@@ -179,10 +199,13 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
 
 
 def _is_finished(run: Experiment) -> bool:
-    """Return whether a run is finished: it has all rounds, and its curves, which are written last."""
+    """Return whether a run is finished: it has its curves, and all rounds or the mark of these callbacks' stop."""
     folder = Path(str(run.run_dir))
     try:
-        return (folder / CURVES).is_file() and last_round(folder) >= run.rounds
+        if not (folder / CURVES).is_file():
+            return False
+        stopped = read_stop(folder) is not None and saved_settings(folder).get("callbacks") == as_dict(run.callbacks)
+        return stopped or last_round(folder) >= run.rounds
     except StorageError:  # damaged: resuming it reports that
         return False
 
@@ -193,7 +216,7 @@ def _shared(folder: Path, run: Experiment) -> Path:
 
 def _discovery(folder: Path, run: Experiment, display: Display) -> str | None:
     """Return the folder of the discovery shared by all runs of a seed; make the discovery if it is missing."""
-    if run.supervision == "base" or run.discovery is not None:
+    if not run.supervision.needs_discovery or run.discovery is not None:
         return run.discovery
     shared = _shared(folder, run)
     if not (shared / DISCOVERY).is_file():

@@ -1,11 +1,13 @@
-"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -95,8 +97,6 @@ class _TimedDisplay(Display):
 class PlainDisplay(_TimedDisplay):
     """Plain lines: one for each finished stage and for each round.
 
-    In a notebook: ``fit(experiment, PlainDisplay())``.
-
     Args:
         console: console to print to; standard output if not given.
     """
@@ -171,6 +171,86 @@ class LiveDisplay(_TimedDisplay):
         self._bars.update(self._runs, completed=number - 1, numbers=self._run_line(number, total, name))
 
 
+class NotebookDisplay(_TimedDisplay):
+    """One output of a notebook's cell, replaced as the run goes on: the last lines, then round and stage."""
+
+    LINES = 20
+    """Lines that are kept in view."""
+    SECONDS = 0.25
+    """Time from one update of the output to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: list[str] = []
+        self._now: dict[str, str] = {}
+        """The latest line of each kind: run, round, stage."""
+        self._output: Any = None
+        """IPython's handle of the output."""
+        self._shown = -math.inf
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the last state in view, without the stage that is over."""
+        self._now.pop("stage", None)
+        self._show()
+
+    def say(self, text: str) -> None:
+        """Add a line, or several."""
+        self._said += text.splitlines()
+        self._show()
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Replace the stage's line."""
+        self._now["stage"] = f"{what}: {done}/{total}"
+        if time.monotonic() - self._shown >= self.SECONDS:
+            self._show()
+
+    def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Replace the round's line."""
+        self._now["round"] = round_line(number, total, metrics, self._time_left(number, total, metrics))
+        self._show()
+
+    def run(self, number: int, total: int, name: str) -> None:
+        """Replace the run's line."""
+        self._now = {"run": self._run_line(number, total, name)}
+        self._show()
+
+    def _show(self) -> None:
+        from IPython.display import display
+
+        self._shown = time.monotonic()
+        earlier = len(self._said) - self.LINES
+        lines = [*([f"(earlier lines: {earlier})"] if earlier > 0 else []), *self._said[-self.LINES :]]
+        order = ("run", "round", "stage")
+        text = {"text/plain": "\n".join([*lines, *(self._now[kind] for kind in order if kind in self._now)])}
+        if self._output is None:
+            self._output = display(text, raw=True, display_id=True)
+        else:
+            self._output.update(text, raw=True)
+
+
 def open_display(console: Console) -> Display:
-    """Return the display that suits the console: live on a terminal, plain lines elsewhere."""
+    """Return the display that suits the console: live on a terminal or in a notebook, plain lines elsewhere."""
+    if console.is_jupyter:
+        return NotebookDisplay()
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+
+
+def default_display() -> Display:
+    """Return the display of a run that is started from Python."""
+    return open_display(Console())
+
+
+@contextmanager
+def progress_display(progress: bool | Display) -> Iterator[Display]:
+    """Open the display that the argument `progress` of a function asks for.
+
+    Args:
+        progress: whether progress is shown; or a display, which whoever made it opens and closes.
+    """
+    if isinstance(progress, Display):
+        yield progress
+    else:
+        with default_display() if progress else Display() as display:
+            yield display

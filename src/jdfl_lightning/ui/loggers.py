@@ -1,18 +1,20 @@
-"""Logging to Weights & Biases: one run for the whole federation. The only file that imports wandb."""
+"""Loggers: one logs the whole federation, to W&B, CSV or TensorBoard. The only file that imports wandb."""
 
 from __future__ import annotations
 
 import netrc
 import os
+import re
 import socket
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlparse
 
+from lightning.pytorch import loggers as lightning_loggers
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from jdfl_lightning.core.errors import InputError, Note
+from jdfl_lightning.core.errors import InputError, Note, did_you_mean, without_stop
 
 
 class WandbRounds(WandbLogger):
@@ -41,6 +43,8 @@ class WandbRounds(WandbLogger):
         super().__init__(name=name, project=project, offline=offline, entity=entity, group=group, tags=tags)
         self.entity, self.group, self.tags = entity, group, tags
         self.project, self.offline = project, offline
+        self.address: str | None = None
+        """Where the run can be watched, while it is open and online."""
         self._wandb_init.pop("anonymous", None)  # which W&B warns of, even if it is not set
 
     @property
@@ -72,6 +76,7 @@ class WandbRounds(WandbLogger):
         run.define_metric("round")
         run.define_metric("*", step_metric="round")
         self._experiment = run
+        self.address = run.url if mode == "online" else None
         if reason:
             sync = Path(run.settings.sync_dir)
             warnings.warn(f"W&B is offline, as {reason}; later: wandb sync {sync}", Note, stacklevel=2)
@@ -85,6 +90,54 @@ class WandbRounds(WandbLogger):
         if self._experiment is not None:
             self._experiment.finish(exit_code=0 if status == "success" else 1)
             self._experiment = None
+
+
+class CSVLogger(lightning_loggers.CSVLogger):
+    """Lightning's `CSVLogger`, into the folder of the run unless another one is given.
+
+    Args:
+        save_dir: folder of the logs; null for that of the run.
+        name: subfolder of it.
+        version: subfolder of that; null for a new one.
+    """
+
+    def __init__(self, save_dir: str | None = None, name: str = "csv", version: str | None = None) -> None:
+        self._arguments = save_dir, name, version
+        self.start(None)
+
+    def start(self, folder: Path | None) -> None:
+        """Log into the folder of a run from now on."""
+        save_dir, name, version = self._arguments
+        super().__init__(save_dir or folder or "", name, version, flush_logs_every_n_steps=1)
+
+    def finalize(self, status: str) -> None:
+        """Write the rest; forget the run, so that the logger can be used for another."""
+        super().finalize(status)
+        self.start(None)
+
+
+class TensorBoardLogger(lightning_loggers.TensorBoardLogger):
+    """Lightning's `TensorBoardLogger`, into the folder of the run unless another one is given.
+
+    Args:
+        save_dir: folder of the logs; null for that of the run.
+        name: subfolder of it.
+        version: subfolder of that; null for a new one.
+    """
+
+    def __init__(self, save_dir: str | None = None, name: str = "tensorboard", version: str | None = None) -> None:
+        self._arguments = save_dir, name, version
+        self.start(None)
+
+    def start(self, folder: Path | None) -> None:
+        """Log into the folder of a run from now on."""
+        save_dir, name, version = self._arguments
+        super().__init__(save_dir or folder or "", name, version, default_hp_metric=False)
+
+    def finalize(self, status: str) -> None:
+        """Write the rest; forget the run, so that the logger can be used for another."""
+        super().finalize(status)
+        self.start(None)
 
 
 def _why_offline(base_url: str, api_key: str | None) -> str | None:
@@ -134,7 +187,42 @@ def open_logger(logger: Logger | bool, folder: Path, name: str, run: str | None 
             logger.start(folder, name, run_id if kind == _class_path(logger) else None)
         except Exception as error:  # wandb's own, pydantic's, or the operating system's
             raise InputError(f"Expected --logger to start but Weights & Biases refused: {error}") from error
+    elif isinstance(logger, (CSVLogger, TensorBoardLogger)):
+        logger.start(folder)
     return logger
+
+
+def logger_address(logger: Logger | None) -> str | None:
+    """Return where a run can be watched: its address at W&B, if it is online."""
+    return logger.address if isinstance(logger, WandbRounds) else None
+
+
+def explain_logger(message: str) -> str:
+    """Reword a parser's error about the setting `logger`; return any other as it is.
+
+    Args:
+        message: the error; one about loggers lists the classes that are allowed, with the reason why none will do.
+
+    >>> explain_logger("Subtypes: WandbRounds, CSVLogger. Given value: CSVLoger").partition(" but ")[2]
+    "got 'CSVLoger'. Did you mean 'CSVLogger'?"
+    """
+    if WandbRounds.__name__ not in message:
+        return message
+    if problem := re.search(r"class_path '(?:[\w.]*\.)?(\w+)':\s+(.*)", message):
+        kind, reason = problem[1], problem[2].strip()
+        if option := re.search(r"Option '(\w+)' is not accepted", reason):
+            return f"Expected an option of {kind} but it has no --logger.{option[1]}."
+        if missing := re.search(r"arguments are required: (.*)", reason):
+            options = ", ".join(f"--logger.{name}" for name in missing[1].split(", "))
+            return f"Expected {options} to be given, as {kind} needs it."
+        return f"Expected --logger to be a logger that works here but {kind} does not: {without_stop(reason)}."
+    value = re.search(r"Given value: (.*)", message)
+    given = value[1].strip() if value else ""
+    names = ["WandbRounds", *(name for name in lightning_loggers.__all__ if name != "Logger")]
+    return (
+        f"Expected --logger to be true, false, one of {', '.join(names)} or the import path of a Lightning logger but "
+        f"got {given!r}.{did_you_mean(given, names)}"
+    )
 
 
 def log_picture(logger: Logger | None, key: str, file: Path) -> None:

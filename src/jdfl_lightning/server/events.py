@@ -1,0 +1,146 @@
+"""Events: tells the callbacks of a run what happens in it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jdfl_lightning.callbacks import RoundReport, RunCallback
+from jdfl_lightning.client.evaluation import Scores
+from jdfl_lightning.clustering.clusters import PseudoDomains
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.storage.stops import Stop
+
+if TYPE_CHECKING:
+    from jdfl_lightning.server.rounds import ServerState
+
+
+class Events:
+    """Calls the callbacks of a run: first its own, then copies of the user's, in their order.
+
+    Args:
+        own: the run's own callback.
+        callbacks: the user's.
+        keeps_best: whether the run has a best round.
+        say: shows the traceback of an error that ends the run.
+    """
+
+    def __init__(
+        self,
+        own: RunCallback,
+        callbacks: Sequence[RunCallback] = (),
+        keeps_best: bool = True,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._own, self._keeps_best, self._best, self._say = own, keeps_best, float("-inf"), say
+        self._users = [self._guarded(callback, "__deepcopy__", copy.deepcopy, callback) for callback in callbacks]
+        self._last: RoundReport | None = None
+        self.stop: Stop | None = None
+        """Set if a callback has asked the run to stop."""
+
+    @property
+    def has_users(self) -> bool:
+        """Whether there are callbacks of the user: they may stop the run, so that every evaluation is waited for."""
+        return bool(self._users)
+
+    def run_started(self, folder: Path, experiment: Experiment) -> None:
+        """Report the start."""
+        self._tell("run_started", folder, experiment)
+
+    def discovered(self, domains: PseudoDomains | None) -> None:
+        """Report the pseudo-domains."""
+        self._tell("discovered", domains)
+
+    def client_answered(self, stage: str, done: int, total: int) -> None:
+        """Report an answer."""
+        self._tell("client_answered", stage, done, total)
+
+    def client_unassigned(self, client: int, reason: str) -> None:
+        """Report a client without a pseudo-domain."""
+        self._tell("client_unassigned", client, reason)
+
+    def client_noted(self, round: int, client: int, note: str) -> None:
+        """Report a note about an answer."""
+        self._tell("client_noted", round, client, note)
+
+    def client_refused(self, round: int, client: int, reason: str) -> None:
+        """Report a client that does not enter the round."""
+        self._tell("client_refused", round, client, reason)
+
+    def round_aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
+        """Report an aggregated round."""
+        self._tell("round_aggregated", state, metrics)
+
+    def round_evaluated(self, state: ServerState, scores: Scores, metrics: Mapping[str, float]) -> None:
+        """Report a round with its scores, which are NaN if it was not evaluated.
+
+        Args:
+            state: the state after the round.
+            scores: its accuracies.
+            metrics: its other metrics.
+        """
+        improved = self._improves(scores.overall)
+        best = {"test/acc_best": self._best if math.isfinite(self._best) else float("nan")}
+        row = {"round": state.round} | scores.as_metrics() | best | dict(metrics)
+        self._last = RoundReport(row, improved, state)
+        self._tell("round_evaluated", self._last)
+
+    def repeat(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """Report the rounds of a resumed run that are over to the user's callbacks.
+
+        Args:
+            rows: lines of ``metrics.csv``.
+        """
+        for row in rows:
+            self._last = RoundReport(row, self._improves(row["test/acc"]), None)
+            for callback in self._users:
+                self._call(callback, "round_evaluated", self._last)
+
+    def _improves(self, accuracy: float) -> bool:
+        """Return whether an accuracy is the best so far, and remember it."""
+        improved = self._keeps_best and accuracy > self._best
+        self._best = accuracy if improved else self._best
+        return improved
+
+    def asks_to_stop(self) -> bool:
+        """Return whether the last round was evaluated and a callback asks the run to stop after it."""
+        if self._last is not None and self._last.evaluated:
+            for callback in self._users:
+                reason = self._call(callback, "reason_to_stop")
+                if reason:
+                    self.stop = Stop(self._last.round, type(callback).__name__, " ".join(str(reason)[:1000].split()))
+                    return True
+        return False
+
+    def run_ended(self, reason: str | None) -> None:
+        """Report the end."""
+        self._tell("run_ended", reason)
+
+    def _tell(self, event: str, *details: object) -> None:
+        for callback in (self._own, *self._users):
+            self._call(callback, event, *details)
+
+    def _call(self, callback: RunCallback, event: str, *details: object) -> Any:
+        return self._guarded(callback, event, getattr(callback, event), *details)
+
+    def _guarded(self, callback: RunCallback, name: str, method: Callable[..., Any], *details: object) -> Any:
+        """Call a method; an error in a callback of the user ends the run with one line, after its traceback."""
+        try:
+            return method(*details)
+        except InputError:
+            raise
+        except Exception as error:
+            if callback is self._own:
+                raise
+            self.show(error)
+            what = f"{type(error).__name__}: {error}"
+            raise InputError(f"The callback {type(callback).__name__} failed in {name}: {what}") from error
+
+    def show(self, error: Exception) -> None:
+        """Show the traceback of an error in the code of the user, as the error that ends the run is one line."""
+        self._say("".join(traceback.format_exception(error)).strip())

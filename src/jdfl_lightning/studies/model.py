@@ -1,0 +1,148 @@
+"""The network of a finished run, ready to use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+from jdfl_lightning.core.errors import InputError, plain, without_stop
+from jdfl_lightning.data.cache import decode, resized
+from jdfl_lightning.data.transforms import Normalize, Resize, to_input
+from jdfl_lightning.joint import JointHead
+from jdfl_lightning.models import build_backbone
+from jdfl_lightning.storage.names import Which
+from jdfl_lightning.storage.trust import known_backbone, own_settings, require_known
+from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
+
+AnyImage: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
+"""An image: a file, an image of Pillow, or uint8 values (H, W, 3) or (3, H, W)."""
+ManyImages: TypeAlias = AnyImage | Sequence[AnyImage]
+"""One image or several; an array or a tensor of four dimensions is several."""
+
+
+class TrainedModel(nn.Module):
+    """The network of a run, in eval mode: images -> joint logits (B, M*C).
+
+    ``model.head`` has the class: ``model.head.predict(logits)``, ``model.head.class_probabilities(logits)``. The output
+    of class c and pseudo-domain d is number d * C + c.
+
+    Args:
+        backbone: gives features.
+        head: the joint head.
+        class_names: names of the C classes.
+        size: height and width of the images in training.
+        preprocess: whether `forward` takes images of any size and prepares them itself; else it takes the network's
+            input, float (B, 3, size, size), normalised as in training.
+        normalize: how colours were normalised in training.
+        resize: how images were resized in training.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: JointHead,
+        class_names: Sequence[str],
+        size: int,
+        preprocess: bool = False,
+        normalize: Normalize = "unit",
+        resize: Resize = "squash",
+    ) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+        self.class_names, self.size, self.preprocess = list(class_names), size, preprocess
+        self.normalize, self.resize = normalize, resize
+        self.eval()
+
+    def forward(self, images: Tensor | ManyImages) -> Tensor:
+        """Return joint logits (B, M*C)."""
+        logits: Tensor = self.head(self.backbone(self.prepare(images) if self.preprocess else images))
+        return logits
+
+    def prepare(self, images: ManyImages) -> Tensor:
+        """Turn images into the network's input, as it was done in training: upright, RGB, resized, normalised.
+
+        Args:
+            images: files, images of Pillow, or uint8 arrays or tensors, channels last or first.
+        """
+        pixels = np.stack([self._pixels(image) for image in separate(images)])
+        return to_input(torch.from_numpy(pixels), self.normalize).to(self.head.weight.device)
+
+    def _pixels(self, image: AnyImage) -> np.ndarray:
+        if isinstance(image, (str, Path)):
+            return decode(Path(image), self.size, self.resize)
+        upright = ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else _as_image(image)
+        return resized(upright, self.size, self.resize)
+
+
+def separate(images: ManyImages) -> list[AnyImage]:
+    """Return one image or several as a list."""
+    if isinstance(images, (str, Path, Image.Image)) or (isinstance(images, (np.ndarray, Tensor)) and images.ndim == 3):
+        return [images]
+    found = list(images)
+    if not found:
+        raise InputError("Expected images but got none.")
+    return found
+
+
+def _as_image(values: np.ndarray | Tensor) -> Image.Image:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.ndim == 3 and array.shape[-1] != 3 and array.shape[0] == 3:
+        array = array.transpose(1, 2, 0)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] != 3:
+        raise InputError(
+            f"Expected images as uint8 values (H, W, 3) or (3, H, W) but got {array.dtype} values {array.shape}."
+        )
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def load_to_use(
+    folder: Path, which: Which | None = None, trust: bool = False, preprocess: bool = False
+) -> TrainedModel:
+    """Build the network of a run; raise an `InputError` if that would import an unknown package.
+
+    Args:
+        folder: the run folder.
+        which: best or last weights; None for the best, or the last if the run keeps no best.
+        trust: whether the user trusts the folder, whoever made it.
+        preprocess: whether the network takes images of any size.
+    """
+    saved, own = load_model(folder, which or kept_weights(folder)), own_settings(folder)
+    backbone, arguments = saved.header.backbone, saved.header.backbone_args
+    vouched = trust or (own.get("backbone"), own.get("backbone_args", {})) == (backbone, arguments)
+    require_known(folder, [] if vouched or known_backbone(backbone) else [backbone])
+    if not vouched and arguments:
+        raise InputError(
+            f"{folder} was not made by you on this machine, or was edited, and gives its backbone arguments: "
+            f"{plain(str(arguments))}. If you trust whoever made it, pass --trust true."
+        )
+    return _build(saved, preprocess)
+
+
+def _build(saved: SavedModel, preprocess: bool) -> TrainedModel:
+    about = saved.header
+    backbone, num_classes = build_backbone(about.backbone, about.size, about.backbone_args), len(about.class_names)
+    try:
+        backbone.load_state_dict(_part(saved, "backbone."))
+        weights = _part(saved, "head.")
+        outputs, features = weights["weight"].shape
+        if outputs % num_classes or not outputs:
+            raise ValueError(f"its head has no multiple of {num_classes} outputs")
+        head = JointHead(features, num_classes, outputs // num_classes, score=about.score)
+        head.load_state_dict(weights)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise InputError(
+            f"Expected the weights of a {about.backbone} but they are of something else: {without_stop(error)}."
+        ) from error
+    look = about.normalize, about.resize
+    return TrainedModel(backbone, head, about.class_names, about.size, preprocess, *look)
+
+
+def _part(saved: SavedModel, prefix: str) -> dict[str, Tensor]:
+    tensors = saved.weights | saved.buffers
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
