@@ -14,7 +14,19 @@ import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from helpers import contents, experiment, finished, same, targets
-from jdfl_lightning import SCAFFOLD, Clustering, Experiment, FedAvg, LocalUpdate, PoolBackend, TrainerOptions, fit
+from jdfl_lightning import (
+    SCAFFOLD,
+    Clustering,
+    Experiment,
+    FedAvg,
+    LocalUpdate,
+    PoolBackend,
+    Run,
+    TrainerOptions,
+    evaluate,
+    fit,
+    to_input,
+)
 from jdfl_lightning.client.fit import Workspace, fit_client, train
 from jdfl_lightning.client.schedule import round_factor
 from jdfl_lightning.client.trainer import REFUSED
@@ -25,7 +37,7 @@ from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.server.resume import check_same
 from jdfl_lightning.storage.weights import load_model
-from own_parts import Always, Smooth
+from own_parts import Always, Narrow, Neck, OwnRate, Smooth
 from pages import ROOT, read
 
 COSINE = Part(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=4)
@@ -206,6 +218,58 @@ def test_an_own_module() -> None:
         experiment(model=Part(Smooth, nose=0.5))
     with pytest.raises(InputError, match="--model to be a JointModule"):
         experiment(model=Part(torch.optim.SGD))
+
+
+def test_an_own_network() -> None:
+    """Statistics and frozen parameters of its own layers are the run's: the same in every process, on resume, saved."""
+    settings: dict[str, Any] = {"model": Part(Neck, width=6), "trainer": TrainerOptions(precision="64-true")}
+    first = Run.read(fit(experiment(**settings, run_dir="first"), progress=False).folder)
+    fit(experiment(**settings, backend=PoolBackend(workers=2), run_dir="pool"), progress=False)
+    assert same("first", "pool")
+    cut = experiment(**settings, rounds=1, run_dir="cut")
+    fit(cut, progress=False)
+    fit(replace(cut, rounds=2, run_dir=None, resume="cut"), progress=False)
+    assert same("first", "cut")
+    saved = load_model(first.folder, "last")
+    assert {"neck.1.running_mean", "scale"} <= set(saved.buffers)
+    assert evaluate(first, progress=False).loc["last", "test/acc"] == first.last["test/acc"]
+    data, model = experiment().data, first.model("last").double()
+    data.deal(0)
+    with torch.no_grad():
+        right = [model.head.predict(model(x.double())) == y for x, y, _ in data.test_dataloader()]
+    assert torch.cat(right).double().mean().item() == pytest.approx(first.last["test/acc"], abs=1e-6)
+    logits = model(to_input(data.images[:4]).double())
+    expected = model.head.class_probabilities(logits)[torch.arange(4), model.head.predict(logits)]
+    assert first.predict(data.images[:4], "last")["probability"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_an_own_network_of_a_stranger_is_not_imported() -> None:
+    run = Run.read(finished("run", model=Part(Neck), backbone="PaperCNN").folder)
+    assert run.model().class_names == run.model(trust=True).class_names
+    config = run.folder / "config.yaml"
+    config.write_bytes(config.read_bytes().partition(b"\n")[2])
+    with pytest.raises(InputError, match=r"names own_parts\.Neck, which would be imported"):
+        run.model()
+    trained_otherwise = finished("smooth", model=Part(Smooth))
+    assert load_model(trained_otherwise.folder, "last").header.model is None  # used without its class
+
+
+def test_a_module_that_takes_too_little() -> None:
+    with pytest.raises(
+        InputError, match=r"own_parts\.Narrow failed: TypeError: .*in_features.*super\(\)\.__init__\(\*\*rest"
+    ):
+        Workspace(experiment(model=Part(Narrow)))
+
+
+def test_the_rate_of_a_module_is_the_runs() -> None:
+    """--model.lr would have no effect; a module that makes its optimizer itself has --lr in self.lr."""
+    with pytest.raises(InputError, match=r"--model without lr, which the run supplies"):
+        experiment(model=Part(Smooth, lr=0.1))
+    with pytest.raises(InputError, match=r"no --model\.lr"):
+        parse_experiment("fit", ["--model", "own_parts.Smooth", "--model.lr", "0.1"])
+    _, half = one_fit(experiment(lr=0.1))
+    _, own = one_fit(experiment(model=Part(OwnRate), lr=0.2))
+    assert all(torch.equal(half.weights[name], own.weights[name]) for name in half.weights)
 
 
 def test_a_backbone_with_arguments() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, Protocol, cast
 
 import lightning.pytorch as pl
 import torch
@@ -19,6 +19,13 @@ from jdfl_lightning.models import eval_mode
 
 _SLACK = 1e-5
 """Tolerance for the norm of a feature normalised in single precision."""
+
+
+class _Loader(Protocol):
+    """The training batches of a client."""
+
+    def plain(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+        """Return the same images, labels and domains without augmentation."""
 
 
 def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, labels: Tensor) -> Tensor:
@@ -113,13 +120,13 @@ class PrototypeUpdate(LocalUpdate):
         return self.progress * task_loss + (1 - self.progress) * term
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sum the normalised features of each class with the client's own model."""
+        """Sum the normalised features of each class with the client's own model, of images without augmentation."""
         backbone, head = cast(nn.Module, pl_module.backbone), cast(nn.Module, pl_module.head)
         num_classes, weight = cast(int, head.num_classes), cast(Tensor, head.weight)
         sums = torch.zeros(num_classes, cast(int, head.in_features), dtype=torch.float64)
         counts = torch.zeros(num_classes, dtype=torch.float64)
         with torch.no_grad(), eval_mode(backbone):
-            for images, labels, _ in cast(Iterable[tuple[Tensor, Tensor, Tensor]], trainer.train_dataloader):
+            for images, labels, _ in cast(_Loader, trainer.train_dataloader).plain():
                 features = normalize(backbone(images.to(weight)).float(), dim=1)
                 sums.index_add_(0, labels, features.cpu().double())  # not every device has double precision
                 counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float64))

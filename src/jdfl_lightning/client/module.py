@@ -26,6 +26,23 @@ Batch = Sequence[Tensor]
 """Images (B, 3, H, W), class labels (B,) and, where they matter, domains (B,)."""
 
 
+SUPPLIED = (
+    "backbone",
+    "in_features",
+    "num_classes",
+    "domains",
+    "score",
+    "targets",
+    "regularizers",
+    "lr",
+    "momentum",
+    "weight_decay",
+)
+"""Arguments of a `JointModule` that are a run's to give."""
+_OF_A_FIT = ("targets", "regularizers")
+"""Parts of the module that every fit replaces; all others are the network."""
+
+
 class LossTerm(Protocol):
     """An algorithm's change to the task's loss."""
 
@@ -206,12 +223,11 @@ class JointModule(pl.LightningModule):
         return [optimizer], [self.lr_scheduler.build(optimizer)]
 
     def trainable(self) -> Tensors:
-        """Return the live parameters of backbone and head that are trained, by name."""
+        """Return the live parameters that are trained, by name: of backbone, head and a subclass's own layers."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def statistics(self) -> Tensors:
-        """Return the backbone's other tensors, by name: buffers (BatchNorm's statistics) and frozen parameters."""
-        frozen = {name: param for name, param in self.backbone.named_parameters() if not param.requires_grad}
-        return {
-            f"backbone.{name}": tensor for name, tensor in {**dict(self.backbone.named_buffers()), **frozen}.items()
-        }
+        """Return the network's other tensors, by name: buffers (BatchNorm's statistics) and frozen parameters."""
+        frozen = {name: param for name, param in self.named_parameters() if not param.requires_grad}
+        tensors = {**dict(self.named_buffers()), **frozen}
+        return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in _OF_A_FIT}

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.callbacks import RunCallback
-from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.module import SUPPLIED, JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.criteria import Criterion, Elbow
 from jdfl_lightning.clustering.sketch import BLOCKS
@@ -217,8 +217,7 @@ class Experiment:
     def _check_parts(self) -> None:
         """Check that the classes named exist, are of the right kind and take the arguments given."""
         if self.model is not None:
-            supplied = ("backbone", "in_features", "num_classes", "domains", "score", "targets")
-            self.model.check("--model", JointModule, supplied)
+            self.model.check("--model", JointModule, SUPPLIED)
         if self.optimizer is not None:
             self.optimizer.check("--optimizer", Optimizer, ("params",))
             for name in ("momentum", "weight_decay"):
@@ -240,6 +239,15 @@ class Experiment:
         short = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         given = {name: value for name, value in short.items() if value}
         return Part(self.optimizer.class_path, **(self.optimizer.init_args | given))
+
+    @property
+    def own_network(self) -> Part | None:
+        """The class that turns images into logits, if it is the user's; None for the head of the backbone's features.
+
+        A subclass of JointModule that changes the training alone is not needed to use what was trained.
+        """
+        own = self.model is not None and self.model.load().forward is not JointModule.forward
+        return self.model if own else None
 
     @property
     def regularizers_by_name(self) -> dict[str, Regularizer]:

@@ -18,7 +18,7 @@ from jsonargparse.typing import register_type
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.module import SUPPLIED, JointModule
 from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.files import as_dict, run_of, usable_settings
@@ -109,7 +109,7 @@ def _parser(program: str, description: str | None) -> ArgumentParser:
 
 
 PARTS: dict[str, tuple[type, set[str]]] = {
-    "model": (JointModule, {"backbone", "in_features", "num_classes", "domains", "score", "targets", "regularizers"}),
+    "model": (JointModule, set(SUPPLIED)),
     "optimizer": (Optimizer, {"params"}),
     "lr_scheduler": (LRScheduler, {"optimizer"}),
     "round_scheduler": (LRScheduler, {"optimizer"}),
