@@ -522,7 +522,8 @@ def test_a_failed_fit_leaves_no_hook_of_moon(monkeypatch: pytest.MonkeyPatch) ->
 def test_fedproc_sums_features_of_images_without_augmentation() -> None:
     task = FitTask(0, 1, 0, {}, {})
     sums = []
-    for augment in ([], [{"class_path": "RandomInvert", "init_args": {"p": 1}}]):
+    invert: list[str | dict[Any, Any]] = [{"class_path": "RandomInvert", "init_args": {"p": 1}}]
+    for augment in (None, invert):
         data = DigitsDomains(size=8, num_clients=4, augment=augment)
         data.deal(0)
         run = experiment(algorithm=algorithms.FedProc(), data=data, lr=1e-12)

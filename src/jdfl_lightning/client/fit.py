@@ -97,6 +97,19 @@ class Workspace:
             head = self._module.head
             return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
 
+    def check_optimizer(self) -> None:
+        """Raise an `InputError` if optimizer and schedulers cannot be built; a subclass's own are not tried."""
+        experiment, module = self.experiment, self._module
+        try:
+            if type(module).configure_optimizers is JointModule.configure_optimizers:
+                module.configure_optimizers()
+            round_factor(experiment.round_scheduler, 2)
+        except Exception as error:  # whatever a user's class raises
+            raise InputError(
+                "Expected --optimizer, --lr_scheduler and --round_scheduler to work with the network but: "
+                f"{type(error).__name__}: {without_stop(error)}."
+            ) from error
+
     @property
     def frozen(self) -> frozenset[str]:
         """Names of the parameters that are not trained."""

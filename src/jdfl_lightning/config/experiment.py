@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lightning.pytorch.loggers import Logger
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
@@ -32,6 +32,15 @@ from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
 _SGD_RATE = 0.05
 """Learning rate of SGD if none is given."""
+
+
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model": (JointModule, SUPPLIED),
+    "optimizer": (Optimizer, ("params",)),
+    "lr_scheduler": (LRScheduler, ("optimizer",)),
+    "round_scheduler": (LRScheduler, ("optimizer",)),
+}
+"""Settings that name a class with its arguments, as in LightningCLI: the class's parent, and what the run supplies."""
 
 
 @dataclass(frozen=True)
@@ -216,20 +225,23 @@ class Experiment:
 
     def _check_parts(self) -> None:
         """Check that the classes named exist, are of the right kind and take the arguments given."""
-        if self.model is not None:
-            self.model.check("--model", JointModule, SUPPLIED)
+        for name, (parent, supplied) in PARTS.items():
+            part: Part | None = getattr(self, name)
+            if part is not None:
+                part.check(f"--{name}", parent, supplied)
+                require(
+                    not issubclass(part.load(), ReduceLROnPlateau),
+                    f"--{name}",
+                    "a schedule without a metric to watch",
+                    part.name,
+                )
         if self.optimizer is not None:
-            self.optimizer.check("--optimizer", Optimizer, ("params",))
             for name in ("momentum", "weight_decay"):
                 fits = getattr(self, name) == 0 or self.optimizer.accepts(name)
                 require(fits, f"--{name}", f"0 with {self.optimizer.name}, which has none,", getattr(self, name))
             for name in ("lr", "momentum", "weight_decay"):
                 twice = bool(getattr(self, name)) and name in self.optimizer.init_args
                 require(not twice, f"--{name}", f"left out, as --optimizer.{name} is given,", getattr(self, name))
-        for flag in ("lr_scheduler", "round_scheduler"):
-            part: Part | None = getattr(self, flag)
-            if part is not None:
-                part.check(f"--{flag}", LRScheduler, ("optimizer",))
 
     @property
     def local_optimizer(self) -> Part:
