@@ -210,6 +210,11 @@ class Always(Criterion):
         return self.number, ""
 
 
+def halved(round: int) -> float:
+    """A rate over the rounds."""
+    return 0.5**round
+
+
 class WideNet(nn.Sequential):
     """A backbone with an argument."""
 

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning.pytorch.loggers import Logger
-from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.callbacks import RunCallback
-from jdfl_lightning.client.module import SUPPLIED, JointModule
+from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.criteria import Criterion, Elbow
 from jdfl_lightning.clustering.sketch import BLOCKS
-from jdfl_lightning.core.errors import require, require_choice, require_types
+from jdfl_lightning.config.arguments import PARTS
+from jdfl_lightning.core.errors import require, require_choice, require_type, require_types
 from jdfl_lightning.core.messages import SUPERVISION
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.settings import declared_settings, setting
@@ -32,15 +33,6 @@ from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
 _SGD_RATE = 0.05
 """Learning rate of SGD if none is given."""
-
-
-PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "model": (JointModule, SUPPLIED),
-    "optimizer": (Optimizer, ("params",)),
-    "lr_scheduler": (LRScheduler, ("optimizer",)),
-    "round_scheduler": (LRScheduler, ("optimizer",)),
-}
-"""Settings that name a class with its arguments, as in LightningCLI: the class's parent, and what the run supplies."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +179,7 @@ class Experiment:
             object.__setattr__(self, "supervision", short_names()[self.supervision]())
         if self.optimizer is None and self.lr is None:
             object.__setattr__(self, "lr", _SGD_RATE)
+        require_type("--trainer", self.trainer, TrainerOptions)
         if self.trainer.fast_dev_run:
             for name in ("rounds", "epochs"):
                 object.__setattr__(self, name, 1)
