@@ -157,8 +157,8 @@ class Experiment:
     discovery: str | None = setting(None, role="place")
     """Folder of a run, or of `discover`, whose discovery is reused instead of repeated; M may differ."""
     backend: Backend = setting(factory=PoolBackend, role="place")
-    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other) or
-    RayBackend (on a cluster)."""
+    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other),
+    VectorBackend (small networks, together) or RayBackend (on a cluster)."""
     trainer: TrainerOptions = setting(group=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
     callbacks: list[RunCallback] = setting(factory=list, role="length", in_paper=False)
