@@ -153,8 +153,9 @@ def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitR
             "lower --data.num_clients."
         )
     supervision, sent = experiment.supervision, task.learned
-    joint = not discovering and task.weights["head.weight"].shape[0] > len(workspace.data.class_names)
-    rule = supervision.rule(sent.get(SUPERVISION, {}), task.domain) if joint else None  # one domain: ordinary labels
+    joint = SUPERVISION in sent or task.weights["head.weight"].shape[0] > len(workspace.data.class_names)
+    joint = joint and not discovering  # else ordinary labels
+    rule = supervision.rule(sent.get(SUPERVISION, {}), task.domain) if joint else None
     module = workspace.module(task.weights, task.buffers, rule)
     terms: dict[str, Term] = {}
     if discovering:

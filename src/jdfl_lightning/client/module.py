@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import lightning.pytorch as pl
 import torch
@@ -160,6 +160,11 @@ class JointModule(pl.LightningModule):
         if self.loss_term is None:
             self.log("train/loss", loss, prog_bar=True)
         return loss
+
+    def on_train_end(self) -> None:
+        """Show the trained network to the regularizers."""
+        for term in self.regularizers:
+            cast(Term, term).finish(self.backbone, self.head, cast(Any, self.trainer.train_dataloader))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Count class-only accuracy."""
