@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from jdfl_lightning.algorithms import LocalUpdate
+from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
 from jdfl_lightning.client.schedule import round_factor
@@ -93,8 +94,9 @@ class Workspace:
             module.head = self._new_head(num_domains)
         module.targets = targets if targets is not None else PlainTargets()
         module.regularizers = nn.ModuleList()
-        for part in (module.backbone, module.head):  # before its first fit, a process has single precision
-            part.to(weights["head.weight"].dtype)
+        if module.head.weight.dtype != weights["head.weight"].dtype:  # it is single precision before the first fit
+            for part in (module.backbone, module.head):
+                part.to(weights["head.weight"].dtype)
         with torch.no_grad():
             for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
                 for name, tensor in live.items():
@@ -123,7 +125,12 @@ def train(
     Returns:
         A copy of the trained parameters, and the numbers that the module logged, by name.
     """
-    with quiet(), isolated_randomness(update.task.seed, "fit", *update.task.where):
+    randomness = isolated_randomness(update.task.seed, "fit", *update.task.where)
+    if isinstance(module, JointModule) and needs_no_trainer(module, update, options):
+        with randomness:
+            PlainLoop(module, loader, update).fit(epochs)
+        return snapshot(module.trainable()), {}
+    with quiet(), randomness:
         trainer = silent_trainer(options, epochs, [update, *user_callbacks(options)], max_steps)
         trainer.fit(module, loader)
     # Trainer has reference cycles, so it stays in memory until the garbage collector runs: free its large tensors now
