@@ -255,7 +255,10 @@ def test_a_wrong_key_is_found(text: str, message: str) -> None:
         (["--optimizer", "AdamWW"], r"Did you mean AdamW\? Known names: .*SGD"),
         (["--optimizer", "AdamW", "--optimizer.lrr", "1"], r"no --optimizer\.lrr\. Did you mean lr\? It has lr, betas"),
         (["--algorithm", "SCAFOLD"], r"Did you mean SCAFFOLD\? Known names: .*SCAFFOLD"),
-        (["--supervision", "gradd"], r"Did you mean graded\? Known names: base, hard, graded, random, uniform"),
+        (
+            ["--supervision", "gradd"],
+            r"Did you mean graded\? Known names: base, hard, graded, random, uniform, em, online",
+        ),
         (["--roudns", "3"], r"There is no option --roudns\. Did you mean rounds\?"),
         (["--lr_scheduler", "CosineAnnealingLR"], r"T_max"),
     ],

@@ -195,7 +195,8 @@ def begin_fit(workspace: Workspace, task: FitTask, state: Record) -> LocalFit:
         batch_size = experiment.clustering.batch_size or experiment.batch_size
     else:
         update = experiment.algorithm.local(task, state)
-        if task.weights["head.weight"].shape[0] > len(data.class_names):  # one domain: ordinary labels
+        joint = SUPERVISION in sent or task.weights["head.weight"].shape[0] > len(data.class_names)
+        if joint:  # else ordinary labels
             rule = experiment.supervision.rule(sent.get(SUPERVISION, {}), task.domain)
         terms = {name: part.term(sent.get(name, {})) for name, part in experiment.regularizers_by_name.items()}
         epochs, batch_size = experiment.epochs, experiment.batch_size

@@ -83,6 +83,7 @@ class PlainLoop:
                 update.on_train_batch_end(trainer, module, {"loss": loss}, batch, number)
             update.on_train_epoch_end(trainer, module)
         update.on_train_end(trainer, module)
+        module.finish_terms(self.train_dataloader)
 
     def _step(self, batch: Any, number: int) -> Tensor:
         [optimizer] = self.optimizers

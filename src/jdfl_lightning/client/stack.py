@@ -145,8 +145,12 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
             client.fit.update.count_step(rates)
     trained = [{name: value[place].clone() for name, value in values.items()} for place in range(len(members))]
     for client, weights in zip(clients, trained, strict=True):
-        if type(client.fit.update).on_train_end is not pl.Callback.on_train_end:
-            client.hook("on_train_end", module=workspace.module(weights, client.fit.task.buffers).train())
+        terms = client.fit.terms.values()
+        if terms or type(client.fit.update).on_train_end is not pl.Callback.on_train_end:
+            module = workspace.module(weights, client.fit.task.buffers).train()
+            client.hook("on_train_end", module=module)
+            for term in terms:
+                term.finish(module.backbone, module.head, client.fit.loader)
     return [trained[order.index(place)] for place in range(len(fits))]
 
 

@@ -219,7 +219,7 @@ def _screen(
     """Yield the answers that can be used."""
     algorithm, num_classes = experiment.algorithm, len(experiment.data.class_names)
     form = Form.of(algorithm, task, num_classes, experiment.trainer.dtype, frozen)
-    form = replace(form, learned=learned_form(experiment, task.learned))
+    form = replace(form, learned=learned_form(experiment, task.learned), parts=experiment.learned)
     results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
     if experiment.max_update_norm is not None:
         results = without_outliers(results, task.weights, experiment.max_update_norm, refuse)

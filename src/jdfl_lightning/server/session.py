@@ -14,19 +14,20 @@ from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
 from jdfl_lightning.core.files import remove_asides
-from jdfl_lightning.core.messages import UNKNOWN
+from jdfl_lightning.core.messages import SUPERVISION, UNKNOWN
 from jdfl_lightning.core.tensors import Record, misfit
 from jdfl_lightning.report.run import draw_curves
+from jdfl_lightning.report.targets import draw_targets
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.server.resume import Reached, drop_later_rounds, find_run, read_reached, reuse_discovery
 from jdfl_lightning.server.rounds import ServerState, evaluate_round
-from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates
+from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates, read_learned
 from jdfl_lightning.storage.discoveries import save_joined
 from jdfl_lightning.storage.folder import lock_run, make_run_folder, read_run, require_own_files, save_figure
 from jdfl_lightning.storage.metrics import last_round, read_numbers
-from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED
+from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE
 from jdfl_lightning.storage.stops import save_stop
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.ui.display import Display
@@ -120,6 +121,9 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                     if isinstance(error, KeyboardInterrupt):
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
+            if (targets := draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)) is not None:
+                save_figure(targets, folder / TARGETS_FIGURE)
+                log_picture(logger, "targets", folder / TARGETS_FIGURE)
             save_figure(draw_curves(read_run(folder)), folder / CURVES)
             log_picture(logger, "curves", folder / CURVES)
             if events.stop is not None:
