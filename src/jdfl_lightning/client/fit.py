@@ -16,7 +16,7 @@ from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
 from jdfl_lightning.client.schedule import round_factor
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer, user_callbacks
-from jdfl_lightning.core.errors import PublicError
+from jdfl_lightning.core.errors import InputError, PublicError, without_stop
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, SUPERVISION, FitResult, FitTask
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
@@ -36,6 +36,26 @@ def initial_backbone(experiment: Experiment) -> nn.Module:
         return build_backbone(experiment.backbone, experiment.data.size, experiment.backbone_args)
 
 
+def build_module(model: Part | None, backbone: nn.Module, **supplied: Any) -> JointModule:
+    """Build the module of a run: a `JointModule`, or the user's subclass with its own arguments too.
+
+    Args:
+        model: the subclass; None for `JointModule`.
+        backbone: the network below the head.
+        supplied: further arguments of a `JointModule`.
+    """
+    part = model or Part(JointModule)
+    try:
+        module: JointModule = part.build(backbone=backbone, **supplied)
+    except Exception as error:  # whatever a user's class raises
+        raise InputError(
+            f"Expected --model to be built like a JointModule but {part.class_path} failed: {type(error).__name__}: "
+            f"{without_stop(error)}. Its __init__ takes its own arguments and **rest, and calls "
+            "super().__init__(**rest)."
+        ) from error
+    return module
+
+
 class Workspace:
     """Everything a process needs to train or evaluate a model, built once: the data and one module.
 
@@ -50,13 +70,16 @@ class Workspace:
         self.data = experiment.data
         backbone = initial_backbone(experiment) if backbone is None else backbone
         with isolated_randomness(experiment.seed_everything, "backbone"):
-            self._module: JointModule = (experiment.model or Part(JointModule)).build(
-                backbone=backbone,
+            self._module = build_module(
+                experiment.model,
+                backbone,
                 in_features=num_features(backbone, self.data.size),
                 num_classes=len(self.data.class_names),
                 domains=self.data.domain_names,
                 score=experiment.score,
             )
+        for name in ("lr", "momentum", "weight_decay"):  # for a subclass that makes its optimizer itself
+            setattr(self._module, name, experiment.local_optimizer.argument(name))
         self._module.optimizer, self._module.lr_scheduler = experiment.local_optimizer, experiment.lr_scheduler
         self._module.head_lr = experiment.head_lr
         self._module.to(memory_format=torch.channels_last)
@@ -77,6 +100,19 @@ class Workspace:
             head = self._module.head
             return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
 
+    def check_optimizer(self) -> None:
+        """Raise an `InputError` if optimizer and schedulers cannot be built; a subclass's own are not tried."""
+        experiment, module = self.experiment, self._module
+        try:
+            if type(module).configure_optimizers is JointModule.configure_optimizers:
+                module.configure_optimizers()
+            round_factor(experiment.round_scheduler, 2)
+        except Exception as error:  # whatever a user's class raises
+            raise InputError(
+                "Expected --optimizer, --lr_scheduler and --round_scheduler to work with the network but: "
+                f"{type(error).__name__}: {without_stop(error)}."
+            ) from error
+
     @property
     def frozen(self) -> frozenset[str]:
         """Names of the parameters that are not trained."""
@@ -96,12 +132,14 @@ class Workspace:
             module.head = self._new_head(num_domains)
         module.targets = targets if targets is not None else PlainTargets()
         module.regularizers = nn.ModuleList()
-        if module.head.weight.dtype != weights["head.weight"].dtype:  # it is single precision before the first fit
-            for part in (module.backbone, module.head):
-                part.to(weights["head.weight"].dtype)
+        dtype = weights["head.weight"].dtype
         with torch.no_grad():
             for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
                 for name, tensor in live.items():
+                    if (
+                        tensor.is_floating_point() and tensor.dtype != dtype
+                    ):  # it is single before a process's first fit
+                        tensor.data = tensor.data.to(dtype)
                     tensor.copy_(values[name])
         return module
 

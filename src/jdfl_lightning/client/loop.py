@@ -25,6 +25,7 @@ _HOOKS = {
     "on_train_batch_end",
     "on_train_epoch_end",
     "on_train_end",
+    "on_exception",
 }
 """The hooks of a callback that the loop calls."""
 
@@ -73,6 +74,13 @@ class PlainLoop:
 
     def fit(self, epochs: int) -> None:
         """Train for some passes through the loader."""
+        try:
+            self._fit(epochs)
+        except BaseException as error:
+            self.update.on_exception(self._trainer, self.module, error)
+            raise
+
+    def _fit(self, epochs: int) -> None:
         module, update, trainer = self.module, self.update, self._trainer
         module.train()
         update.on_train_start(trainer, module)

@@ -6,8 +6,11 @@ product of stacked matrices replaces many products, so that weights agree to rou
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -82,10 +85,12 @@ class _Client:
         """The client's batches."""
         return self.fit.loader
 
-    @property
+    @cached_property
     def backbone(self) -> nn.Module:
-        """The network below the head."""
-        return self.module.backbone
+        """The network below the head, as the server sent it; a hook on it is not called."""
+        own = copy.copy(self.module.backbone)
+        own._forward_pre_hooks = OrderedDict()
+        return own
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the client's own parameters."""

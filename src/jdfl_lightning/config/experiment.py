@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from lightning.pytorch.loggers import Logger
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.callbacks import RunCallback
-from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.module import SUPPLIED, JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.criteria import Criterion, Elbow
 from jdfl_lightning.clustering.sketch import BLOCKS
@@ -32,6 +32,15 @@ from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
 _SGD_RATE = 0.05
 """Learning rate of SGD if none is given."""
+
+
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model": (JointModule, SUPPLIED),
+    "optimizer": (Optimizer, ("params",)),
+    "lr_scheduler": (LRScheduler, ("optimizer",)),
+    "round_scheduler": (LRScheduler, ("optimizer",)),
+}
+"""Settings that name a class with its arguments, as in LightningCLI: the class's parent, and what the run supplies."""
 
 
 @dataclass(frozen=True)
@@ -216,21 +225,23 @@ class Experiment:
 
     def _check_parts(self) -> None:
         """Check that the classes named exist, are of the right kind and take the arguments given."""
-        if self.model is not None:
-            supplied = ("backbone", "in_features", "num_classes", "domains", "score", "targets")
-            self.model.check("--model", JointModule, supplied)
+        for name, (parent, supplied) in PARTS.items():
+            part: Part | None = getattr(self, name)
+            if part is not None:
+                part.check(f"--{name}", parent, supplied)
+                require(
+                    not issubclass(part.load(), ReduceLROnPlateau),
+                    f"--{name}",
+                    "a schedule without a metric to watch",
+                    part.name,
+                )
         if self.optimizer is not None:
-            self.optimizer.check("--optimizer", Optimizer, ("params",))
             for name in ("momentum", "weight_decay"):
                 fits = getattr(self, name) == 0 or self.optimizer.accepts(name)
                 require(fits, f"--{name}", f"0 with {self.optimizer.name}, which has none,", getattr(self, name))
             for name in ("lr", "momentum", "weight_decay"):
                 twice = bool(getattr(self, name)) and name in self.optimizer.init_args
                 require(not twice, f"--{name}", f"left out, as --optimizer.{name} is given,", getattr(self, name))
-        for flag in ("lr_scheduler", "round_scheduler"):
-            part: Part | None = getattr(self, flag)
-            if part is not None:
-                part.check(f"--{flag}", LRScheduler, ("optimizer",))
 
     @property
     def local_optimizer(self) -> Part:
@@ -240,6 +251,15 @@ class Experiment:
         short = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         given = {name: value for name, value in short.items() if value}
         return Part(self.optimizer.class_path, **(self.optimizer.init_args | given))
+
+    @property
+    def own_network(self) -> Part | None:
+        """The class that turns images into logits, if it is the user's; None for the head of the backbone's features.
+
+        A subclass of JointModule that changes the training alone is not needed to use what was trained.
+        """
+        own = self.model is not None and self.model.load().forward is not JointModule.forward
+        return self.model if own else None
 
     @property
     def regularizers_by_name(self) -> dict[str, Regularizer]:

@@ -38,6 +38,9 @@ class ModelHeader:
     """How pixels became the network's input."""
     resize: Resize = "squash"
     """How images became squares."""
+    model: dict[Text, Any] | None = None
+    """The class that turns images into logits, as class_path and init_args; null for the head of the backbone's
+    features."""
 
     def __post_init__(self) -> None:
         checked_normalize(self.normalize)

@@ -191,7 +191,7 @@ def predictions(
         if not names:
             continue
         with torch.inference_mode():
-            logits = head(model.backbone(torch.cat(inputs)))
+            logits = model.logits(torch.cat(inputs))
             classes = predict_class(logits, head.num_classes, score or head.score)
             probabilities = head.class_probabilities(logits).gather(1, classes.unsqueeze(1)).squeeze(1)
             domains, _ = split_index(logits.argmax(dim=1), head.num_classes)
