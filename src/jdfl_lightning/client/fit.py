@@ -51,7 +51,7 @@ class Workspace:
                 backbone=backbone,
                 in_features=num_features(backbone, self.data.size),
                 num_classes=len(self.data.class_names),
-                domains=self.data.domain_names,
+                domains=[*self.data.domain_names, *self.data.unseen_names],
                 score=experiment.score,
             )
         self._module.optimizer, self._module.lr_scheduler = experiment.local_optimizer, experiment.lr_scheduler

@@ -21,7 +21,7 @@ from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery, load_discovery
 from jdfl_lightning.storage.folder import require_own_files
 from jdfl_lightning.storage.metrics import digest_metrics, forget_rounds, last_round, same_scores, was_evaluated
-from jdfl_lightning.storage.names import ALONE, DIAGNOSIS, DISCOVERY, METRICS, RUNS
+from jdfl_lightning.storage.names import ALONE, DIAGNOSIS, DISCOVERY, METRICS, RUNS, Selection
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
 from jdfl_lightning.storage.weights import ModelHeader, load_model
 
@@ -252,7 +252,7 @@ def _last_model(folder: Path) -> ModelHeader | None:
         return None
 
 
-def drop_later_rounds(folder: Path, round: int, keeps_best: bool) -> None:
+def drop_later_rounds(folder: Path, round: int, select: Selection) -> None:
     """Remove the rows of rounds after a given one; a note says if the weights of the best that remains are lost.
 
     The given round's own row is kept only if the last weights, saved just before it, are of that round and have the
@@ -261,12 +261,12 @@ def drop_later_rounds(folder: Path, round: int, keeps_best: bool) -> None:
     Args:
         folder: the run folder.
         round: the last round to keep.
-        keeps_best: whether the run keeps the weights of its best round.
+        select: the images by whose accuracy a round is the best; last if the run keeps no best weights.
     """
     last = _last_model(folder)
     known = last is not None and last.round == round and same_scores(folder, last)
-    number = forget_rounds(folder, round if known else round - 1)
-    if number and keeps_best:
+    number = forget_rounds(folder, round if known else round - 1, select)
+    if number:
         try:
             found = load_model(folder, "best").header.round
             problem = "" if found >= number else f"is of round {found}"

@@ -9,7 +9,7 @@ from itertools import chain
 
 from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.evaluation import Evaluation, Scores
+from jdfl_lightning.client.evaluation import Evaluation, Scores, further_parts
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, last_line
@@ -277,7 +277,9 @@ def evaluate_round(
     """
     turn = state.round % experiment.evaluate_every == 0 if again is None else again
     if not turn and state.round != experiment.rounds:
-        scores = Scores.unknown(experiment.data.domain_names)
+        data = experiment.data
+        further = {part: Scores.unknown(domains) for part, domains in further_parts(data).items()}
+        scores = replace(Scores.unknown(data.domain_names), further=further)
         events.round_evaluated(state, scores, metrics | {"time/evaluate": 0.0})
         return
     others = experiment.algorithm.other_models(state.weights, state.record)

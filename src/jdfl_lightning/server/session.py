@@ -102,11 +102,11 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                 display.say(f"Weights & Biases: {address}")
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
-            drop_later_rounds(folder, reached.state.round if reached else 0, experiment.algorithm.keeps_best)
+            drop_later_rounds(folder, reached.state.round if reached else 0, experiment.selection)
             states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients)
             with after_current_client(display.say) as check:
                 journal = RunJournal(experiment, folder, data, logger, display, check)
-                events = Events(journal, experiment.callbacks, experiment.algorithm.keeps_best, display.say)
+                events = Events(journal, experiment.callbacks, experiment.selection, display.say)
                 if reached is not None:
                     journal.resume(reached.state)
                 try:

@@ -15,8 +15,10 @@ DISCOVERY, DISCOVERY_FIGURE, VECTORS = "discovery.json", "discovery.png", "disco
 ALONE = "-discovery"
 """Suffix of the folder name of a discovery alone."""
 DIAGNOSIS, DIAGNOSIS_FIGURE = "diagnosis.csv", "diagnosis.png"
-DOMAIN_PREFIX = "test/acc/"
-"""Prefix of the columns of domain accuracies in ``metrics.csv``."""
+DOMAIN_PREFIX, UNSEEN_PREFIX = "test/acc/", "unseen/acc/"
+"""Prefixes of the columns of domain accuracies in ``metrics.csv``: of clients' domains and of unseen ones."""
+Selection = Literal["val", "last", "test"]
+"""How the round of a run is picked: by validation images, the last one, or by test images (the paper)."""
 Which = Literal["best", "last"]
 Count = Annotated[int, Interval(ge=0, lt=2**63)]
 Text = Annotated[str, Len(0, 10_000)]

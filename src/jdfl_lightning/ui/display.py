@@ -49,9 +49,10 @@ class Display:
 
 
 def _accuracy(metrics: Mapping[str, float]) -> str:
-    """Return a round's accuracy and the best so far, unless no best is kept."""
-    best = metrics["test/acc_best"]
-    return f"acc {100 * metrics['test/acc']:.2f}  " + ("" if math.isnan(best) else f"best {100 * best:.2f}  ")
+    """Return a round's accuracy, on validation and unseen images too, and the best round's, unless none is kept."""
+    names = {"acc": "test/acc", "val": "val/acc", "unseen": "unseen/acc", "best": "test/acc_best"}
+    found = {word: metrics.get(name, math.nan) for word, name in names.items()}
+    return "".join(f"{word} {100 * value:.2f}  " for word, value in found.items() if not math.isnan(value))
 
 
 def round_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
