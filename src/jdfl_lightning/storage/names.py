@@ -9,6 +9,13 @@ from annotated_types import Interval, Len
 RUNS = "runs"
 """Where new run folders are made."""
 METRICS, CURVES = "metrics.csv", "curves.png"
+DATA = "data.json"
+EVALUATION, CONFUSION, CONFUSION_FIGURE, CLIENT_ROWS = (
+    "evaluation.json",
+    "confusion.csv",
+    "confusion.png",
+    "clients.csv",
+)
 STOPPED = "stopped.json"
 """Why a callback ended the run; a run that reached its last round has no such file."""
 DISCOVERY, DISCOVERY_FIGURE, VECTORS = "discovery.json", "discovery.png", "discovery.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 
 def clock(seconds: float) -> str:
@@ -22,6 +24,15 @@ def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def as_text(table: Table) -> str:
+    """Return a table as lines of text, without a frame."""
+    table.box = None
+    console = Console(width=200, file=io.StringIO(), force_jupyter=False)
+    with console.capture() as lines:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in lines.get().splitlines())
 
 
 class Display:
