@@ -173,7 +173,13 @@ def as_record(state: ServerState) -> Record:
     if state.taken:
         rounds, losses = zip(*state.taken.values(), strict=True)
         clients = torch.tensor(list(state.taken))
-        taken = {"taken": {"client": clients, "rounds": torch.tensor(rounds), "loss": torch.tensor(losses).double()}}
+        taken = {
+            "taken": {
+                "client": clients,
+                "rounds": torch.tensor(rounds),
+                "loss": torch.tensor(losses, dtype=torch.float64),
+            }
+        }
     return {"weights": state.weights, "buffers": state.buffers, **server, **learned, **moved, **taken}
 
 
