@@ -81,7 +81,7 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
 
 
 def draw_curves(run: SavedRun) -> Drawing:
-    """Draw accuracy (overall and for each domain) and training loss against the round."""
+    """Draw accuracy (overall, for each domain, on unseen and validation images) and training loss over the rounds."""
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     rounds = [row["round"] for row in run.rows]
@@ -89,6 +89,13 @@ def draw_curves(run: SavedRun) -> Drawing:
     judged = [row["round"] for row in evaluated]
     for domain in run.domains:
         left.plot(judged, [100 * row[DOMAIN_PREFIX + domain] for row in evaluated], lw=1, alpha=0.7, label=domain)
+    for domain in run.unseen:
+        values = [100 * row[UNSEEN_PREFIX + domain] for row in evaluated]
+        left.plot(judged, values, lw=1.4, ls="--", label=f"{domain} (unseen)")
+    if "val/acc" in run.rows[0]:
+        left.plot(
+            judged, [100 * row["val/acc"] for row in evaluated], lw=1.4, ls=":", color="black", label="validation"
+        )
     left.plot(judged, [100 * row["test/acc"] for row in evaluated], lw=2.2, color="black", label="overall")
     which, kept = next(iter(run.ends.items()))
     left.plot(kept["round"], 100 * kept["test/acc"], "o", color="black", mfc="white")

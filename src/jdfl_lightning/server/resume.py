@@ -43,10 +43,13 @@ def run_settings(folder: Path) -> dict[str, Any]:
 
 
 def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a resumed run must share, by dotted name: those that change a round's numbers."""
+    """Return the settings that a resumed run must share, by dotted name: those that change a round's numbers.
+
+    Those that are left out if they are unused are newer than some runs.
+    """
     flat = dict(flat_settings(settings))
     free = chosen(flat, free_settings())
-    unused = {f"data.init_args.{name}": value for name, value in option_defaults().items()}  # a run may be older
+    unused = {f"data.init_args.{name}": value for name, value in option_defaults().items()} | {"select": None}
     return {key: value for key, value in flat.items() if key not in free and (key, value) not in unused.items()}
 
 
