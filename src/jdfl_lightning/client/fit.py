@@ -75,7 +75,7 @@ class Workspace:
                 backbone,
                 in_features=num_features(backbone, self.data.size),
                 num_classes=len(self.data.class_names),
-                domains=self.data.domain_names,
+                domains=[*self.data.domain_names, *self.data.unseen_names],
                 score=experiment.score,
             )
         for name in ("lr", "momentum", "weight_decay"):  # for a subclass that makes its optimizer itself

@@ -27,6 +27,7 @@ from jdfl_lightning.joint import Score
 from jdfl_lightning.joint.head import Init
 from jdfl_lightning.models import LAYER_SUBSETS
 from jdfl_lightning.regularizers import Regularizer
+from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.supervision import Learned, Random, Supervision, short_names
 from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
@@ -153,6 +154,9 @@ class Experiment:
     round_scheduler: Part | None = setting(None, in_paper=False)
     """Scheduler of the learning rate over the rounds, which steps after every round, such as ExponentialLR with gamma
     0.998; null for the same rate in all rounds."""
+    select: Selection | None = setting(None, in_paper=False)
+    """How the best round is picked. val: by the validation images. test: by the test images, as in the paper. last: not
+    at all, the last round counts. null for val if data.val_fraction is above 0, else for test."""
     evaluate_every: int = setting(1, role="length", in_paper=False)
     """Rounds from one evaluation to the next; the last round is always evaluated."""
     max_update_norm: float | None = setting(None, in_paper=False)
@@ -211,6 +215,7 @@ class Experiment:
             self.min_clients,
         )
         self._check_parts()
+        self._check_select()
         self.algorithm.check_settings(self)
         self.supervision.check_settings(self)
         for callback in self.callbacks:
@@ -242,6 +247,25 @@ class Experiment:
             for name in ("lr", "momentum", "weight_decay"):
                 twice = bool(getattr(self, name)) and name in self.optimizer.init_args
                 require(not twice, f"--{name}", f"left out, as --optimizer.{name} is given,", getattr(self, name))
+
+    def _check_select(self) -> None:
+        """Check that the images that pick the best round exist and may do so."""
+        if not self.algorithm.keeps_best:
+            why = f"with {type(self.algorithm).__name__}, whose guarantee does not cover a choice by accuracy,"
+            require(self.select in (None, "last"), "--select", f"last or null {why}", self.select)
+        elif self.data.val_fraction:
+            why = "with --data.val_fraction, so that test images decide nothing,"
+            require(self.select != "test", "--select", f"val or last {why}", self.select)
+        else:
+            why = "without --data.val_fraction, as there are no validation images,"
+            require(self.select != "val", "--select", f"test or last {why}", self.select)
+
+    @property
+    def selection(self) -> Selection:
+        """How the best round is picked; last if there is none."""
+        if not self.algorithm.keeps_best:
+            return "last"
+        return self.select or ("val" if self.data.val_fraction else "test")
 
     @property
     def local_optimizer(self) -> Part:
