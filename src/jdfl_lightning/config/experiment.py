@@ -252,20 +252,17 @@ class Experiment:
         """Check that the images that pick the best round exist and may do so."""
         if not self.algorithm.keeps_best:
             why = f"with {type(self.algorithm).__name__}, whose guarantee does not cover a choice by accuracy,"
-            require(self.select in (None, "last"), "--select", f"last or null {why}", self.select)
+            refused, wanted = ["val", "test"], f"last or null {why}"
         elif self.data.val_fraction:
-            why = "with --data.val_fraction, so that test images decide nothing,"
-            require(self.select != "test", "--select", f"val or last {why}", self.select)
+            refused, wanted = ["test"], "val or last with --data.val_fraction, so that test images decide nothing,"
         else:
-            why = "without --data.val_fraction, as there are no validation images,"
-            require(self.select != "val", "--select", f"test or last {why}", self.select)
+            refused, wanted = ["val"], "test or last without --data.val_fraction, as there are no validation images,"
+        require(self.select not in refused, "--select", wanted, self.select)
 
     @property
     def selection(self) -> Selection:
         """How the best round is picked; last if there is none."""
-        if not self.algorithm.keeps_best:
-            return "last"
-        return self.select or ("val" if self.data.val_fraction else "test")
+        return "last" if not self.algorithm.keeps_best else self.select or ("val" if self.data.val_fraction else "test")
 
     @property
     def local_optimizer(self) -> Part:
