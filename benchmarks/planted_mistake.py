@@ -227,7 +227,7 @@ def table_of_mistake(out: Path) -> str:
     planted, clean = accuracy["planted"], accuracy["clean"]
     lines += [
         "",
-        "Accuracy (%) on the moved client's domain, mean of the last 5 rounds; differences seed by seed, 95 % intervals:",
+        "Accuracy (%) on the moved client's domain, mean of the last 5 rounds; differences are paired, 95 % intervals:",
         "",
         "| | without the mistake | with it | damage | with it, minus graded | with it, minus hard |",
         "|---|---|---|---|---|---|",
