@@ -64,7 +64,8 @@ def test_gradient_of_balance() -> None:
     logits = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
 
     def value(x: Tensor) -> Tensor:
-        return term(Step(JointHead(5, 2, 2), x, torch.zeros(2, 5), labels, torch.zeros(2, 2)))
+        found: Tensor = term(Step(JointHead(5, 2, 2), x, torch.zeros(2, 5), labels, torch.zeros(2, 2)))
+        return found
 
     assert torch.autograd.gradcheck(value, logits)
     (gradient,) = torch.autograd.grad(value(logits), logits)

@@ -17,6 +17,7 @@ from jdfl_lightning.backends import (
     LocalBackend as LocalBackend,
     PoolBackend as PoolBackend,
     RayBackend as RayBackend,
+    VectorBackend as VectorBackend,
 )
 from jdfl_lightning.callbacks import (
     EarlyStopping as EarlyStopping,

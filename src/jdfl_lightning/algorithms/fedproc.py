@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, Protocol, cast
 
 import lightning.pytorch as pl
 import torch
@@ -17,6 +17,13 @@ from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 from jdfl_lightning.joint import JointHead
 from jdfl_lightning.models.features import class_features, reason_impossible
+
+
+class _Loader(Protocol):
+    """The training batches of a client."""
+
+    def plain(self) -> Iterable[Sequence[Tensor]]:
+        """Return the same images, labels and domains without augmentation."""
 
 
 def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, labels: Tensor) -> Tensor:
@@ -109,9 +116,9 @@ class PrototypeUpdate(LocalUpdate):
         return self.progress * task_loss + (1 - self.progress) * term
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sum the normalised features of each class with the client's own model."""
+        """Sum the normalised features of each class with the client's own model, of images without augmentation."""
         backbone, head = cast(nn.Module, pl_module.backbone), cast(JointHead, pl_module.head)
-        self._features = class_features(backbone, head, cast(Iterable[Sequence[Tensor]], trainer.train_dataloader))
+        self._features = class_features(backbone, head, cast(_Loader, trainer.train_dataloader).plain())
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload sums and counts; keep no state."""

@@ -25,6 +25,7 @@ _HOOKS = {
     "on_train_batch_end",
     "on_train_epoch_end",
     "on_train_end",
+    "on_exception",
 }
 """The hooks of a callback that the loop calls."""
 
@@ -37,11 +38,17 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
     """
     if not options.are_plain or type(module) is not JointModule or module.lr_scheduler is not None:
         return False
-    return _has_known_hooks(type(update))
+    return has_known_hooks(update)
+
+
+def has_known_hooks(update: LocalUpdate) -> bool:
+    """Return whether all hooks of a callback are this package's own and called by `PlainLoop`."""
+    kind: Any = type(update)
+    return _are_known(kind)
 
 
 @cache
-def _has_known_hooks(update: Any) -> bool:
+def _are_known(update: Any) -> bool:
     return all(
         name in _HOOKS and getattr(update, name).__module__.startswith("jdfl_lightning.")
         for name, hook in vars(pl.Callback).items()
@@ -67,6 +74,13 @@ class PlainLoop:
 
     def fit(self, epochs: int) -> None:
         """Train for some passes through the loader."""
+        try:
+            self._fit(epochs)
+        except BaseException as error:
+            self.update.on_exception(self._trainer, self.module, error)
+            raise
+
+    def _fit(self, epochs: int) -> None:
         module, update, trainer = self.module, self.update, self._trainer
         module.train()
         update.on_train_start(trainer, module)
