@@ -118,10 +118,10 @@ class Experiment:
     algorithm: Algorithm = setting(factory=FedAvg)
     """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
     supervision: Supervision = setting(factory=Random)
-    """base: the optimizer alone, C outputs. hard, graded, random, uniform, or your own Supervision: joint head of M x C
-    outputs with such targets."""
+    """base: the optimizer alone, C outputs. hard, graded, random, uniform, em, online, or your own Supervision: joint
+    head of M x C outputs with such targets."""
     regularizers: list[Regularizer] = setting(factory=list, in_paper=False)
-    """Terms that are added to the loss: a list of Agreement, or your own Regularizer."""
+    """Terms that are added to the loss: a list of Agreement, Balance, Prototype, or your own Regularizer."""
     num_domains: int | None = setting(None)
     """M, the number of pseudo-domains; null to choose it by clustering.criterion."""
     head_init: Init = setting("fresh", in_paper=False)
