@@ -1,4 +1,4 @@
-"""Does Phase 1 find the domains where clients' classes differ? Ways to train its probe, tried as docs/results/skew_plan.md says.
+"""Does Phase 1 find domains if the classes of clients differ? Probes are tried as docs/results/skew_plan.md says.
 
     python benchmarks/skewed_discovery.py select --root DIR     # all candidates, on seeds of their own
     python benchmarks/skewed_discovery.py confirm --root DIR    # the chosen one against today's probe, on new seeds
@@ -13,6 +13,7 @@ import argparse
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,20 @@ WAYS: dict[str, type[JointModule]] = {
     "rotation": Rotation,
 }
 
+SELECTION = 100
+"""First seed of the selection."""
+CHOSEN = ("rotation", "B")
+"""Way and layers that were chosen."""
+SELECT = [
+    *product(["digits"], ["none", "1.0", "0.5", "0.1"], (SELECTION, SELECTION + 1), (*WAYS, "style")),
+    *product(["PACS"], ["0.5", "0.1"], (SELECTION,), [way for way in (*WAYS, "style") if way != "batches"]),
+]
+CONFIRM = [
+    (data, str(skew or "none"), seed, way)
+    for data, seeds in (("digits", 5), ("PACS", 3))
+    for seed, skew, way in product(range(seeds), SKEWS, ("plain", CHOSEN[0]))
+]
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -214,7 +229,11 @@ def try_cell(data: DomainDataModule, skew: float | None, seed: int, way: str) ->
     digits = isinstance(data, DigitsDomains)
     clustering = Clustering(epochs=3 if digits else 1, layers=["*"])
     run = Experiment(
-        seed_everything=seed, data=data, lr=0.05 if digits else 0.01, clustering=clustering, model=Part(WAYS.get(way, JointModule))
+        seed_everything=seed,
+        data=data,
+        lr=0.05 if digits else 0.01,
+        clustering=clustering,
+        model=Part(WAYS.get(way, JointModule)),
     )
     for layers, vectors in (styles(run) if way == "style" else train(run, way)).items():
         ari, elbow = judge(vectors, data.partition.client_domains, seed)
@@ -240,36 +259,86 @@ def append(file: Path, cells: Sequence[Cell]) -> None:
         writer.writerows(vars(cell) | {"ari": round(cell.ari, 6)} for cell in cells)
 
 
+def mean(cells: Sequence[Cell], data: str, way: str, layers: str, skews: Sequence[object]) -> float:
+    """Return the mean ARI of a candidate over seeds and skews; NaN if there is none."""
+    names = {str(skew or "none") for skew in skews}
+    own = [c.ari for c in cells if (c.data, c.way, c.layers) == (data, way, layers) and c.skew in names]
+    return float(np.mean(own)) if own else float("nan")
+
+
+def selection(cells: Sequence[Cell]) -> str:
+    """Return the table of the selection: every way with layers B and with its best layers."""
+    cells = [cell for cell in cells if cell.seed >= SELECTION]
+    scores: dict[tuple[str, str], float] = {}
+    for way, layers in dict.fromkeys((cell.way, cell.layers) for cell in cells):
+        both = [mean(cells, "digits", way, layers, HARD), mean(cells, "PACS", way, layers, HARD)]
+        scores[way, layers] = float(np.nanmean(both))  # batches: the digits alone
+    shown = []
+    for way in dict.fromkeys(way for way, _ in scores):
+        own = {layers: score for (of, layers), score in scores.items() if of == way}
+        shown += [(way, layers) for layers in dict.fromkeys([next(iter(own)), max(own, key=own.__getitem__)])]
+    lines = ["| probe | layers | digits, none | 1 | 0.5 | 0.1 | PACS, 0.5 | 0.1 | score |", "|---" * 9 + "|"]
+    for way, layers in shown:
+        digits = [mean(cells, "digits", way, layers, [skew]) for skew in (None, *HARD)]
+        pacs = [mean(cells, "PACS", way, layers, [skew]) for skew in HARD[1:]]
+        row = " | ".join("" if np.isnan(value) else f"{value:.2f}" for value in [*digits, *pacs, scores[way, layers]])
+        lines.append(f"| {way if way != 'style' else layers} | {layers if way != 'style' else ''} | {row} |")
+    return "\n".join(lines)
+
+
+def difference(cells: Sequence[Cell], data: str, chosen: tuple[str, str]) -> str:
+    """Return the mean difference to the plain probe over skews 1, 0.5, 0.1, with its interval over seeds."""
+    seeds = sorted({cell.seed for cell in cells if cell.data == data})
+    of_seed = [[cell for cell in cells if cell.seed == seed] for seed in seeds]
+    gains = np.array([mean(c, data, *chosen, HARD) - mean(c, data, "plain", "B", HARD) for c in of_seed])
+    wide = student.ppf(0.975, len(gains) - 1) * gains.std(ddof=1) / len(gains) ** 0.5
+    return f"{data}: {gains.mean():+.2f} ({gains.mean() - wide:+.2f} to {gains.mean() + wide:+.2f}, {len(gains)} seeds)"
+
+
+def confirmation(cells: Sequence[Cell], chosen: tuple[str, str]) -> str:
+    """Return the table of the confirmation."""
+    cells = [cell for cell in cells if cell.seed < SELECTION]
+    heads = ["none" if skew is None else f"{skew:g}" for skew in SKEWS]
+    lines = [f"| data | probe | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
+    for data in ("digits", "PACS"):
+        for way, layers in (("plain", "B"), chosen):
+            row = []
+            for skew in SKEWS:
+                own = [c for c in cells if (*c.key[:2], c.way, c.layers) == (data, str(skew or "none"), way, layers)]
+                found = np.array([cell.ari for cell in own])
+                right = sum(cell.elbow == 4 for cell in own)
+                row.append(f"{found.mean():.2f} ({found.min():.2f} to {found.max():.2f}; {right} of {len(own)})")
+            lines.append(f"| {data} | {way}, {layers} | {' | '.join(row)} |")
+    lines += ["", "Mean ARI with M = 4 (least to most over seeds; seeds in which the elbow is at 4)."]
+    gains = "; ".join(difference(cells, data, chosen) for data in ("digits", "PACS"))
+    return "\n".join([*lines, f"Difference at skews 1, 0.5 and 0.1, with its 95 % interval: {gains}."])
+
+
 def main() -> None:
     """Run what is left of a part, or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["select", "confirm", "write"])
     parser.add_argument("--root", help="folder of PACS; without it the digits alone")
     parser.add_argument("--file", type=Path, default=DOCS / "results" / "skewed_discovery.csv")
-    parser.add_argument("--chosen", default="rotation", help="the way to confirm")
-    parser.add_argument("--digits", type=int, nargs="*", help="seeds on the digits")
-    parser.add_argument("--pacs", type=int, nargs="*", help="seeds on PACS")
+    parser.add_argument("--ways", nargs="+", choices=[*WAYS, "style"], help="only these")
     options = parser.parse_args()
+    if options.part == "write":
+        cells = read(options.file)
+        write_section("selection", selection(cells), "discovery.md")
+        write_section("confirmation", confirmation(cells, CHOSEN), "discovery.md")
+        return
     reuse_memory()
     torch.set_num_threads(1)
+    data: dict[str, DomainDataModule] = {"digits": DigitsDomains(size=16, num_clients=10)}
+    if options.root:
+        data["PACS"] = PACS(options.root, size=32, num_clients=10)
     done = {cell.key for cell in read(options.file)}
-    selecting = options.part == "select"
-    sets: list[tuple[DomainDataModule, Sequence[int], Sequence[float | None], Sequence[str]]] = []
-    if selecting:
-        seeds, pacs = options.digits or [100, 101], options.pacs or [100]
-        sets.append((DigitsDomains(size=16, num_clients=10), seeds, (None, *HARD), (*WAYS, "style")))
-        if options.root:
-            ways = [way for way in (*WAYS, "style") if way != "batches"]
-            sets.append((PACS(options.root, size=32, num_clients=10), pacs, (0.5, 0.1), ways))
-    for data, seeds, skews, ways in sets:
-        for seed in seeds:
-            for skew in skews:
-                for way in ways:
-                    name = "digits" if isinstance(data, DigitsDomains) else "PACS"
-                    if (name, str(skew or "none"), seed, way) not in done:
-                        cells = list(try_cell(data, skew, seed, way))
-                        append(options.file, cells)
-                        print(*cells[0].key, {cell.layers: (round(cell.ari, 2), cell.elbow) for cell in cells}, flush=True)
+    for key in SELECT if options.part == "select" else CONFIRM:
+        name, skew, seed, way = key
+        if name in data and key not in done and (not options.ways or way in options.ways):
+            cells = list(try_cell(data[name], None if skew == "none" else float(skew), seed, way))
+            append(options.file, cells)
+            print(*key, {cell.layers: (round(cell.ari, 2), cell.elbow) for cell in cells}, flush=True)
 
 
 if __name__ == "__main__":
