@@ -45,7 +45,7 @@ LAYERS: dict[str, str | list[str]] = {
     "first": ["backbone.block1.*"],
 }
 STYLES = ("style", "style, weighted")
-SKEWS = (None, 10.0, 1.0, 0.5, 0.1)
+SKEWS = (None, 1.0, 0.5, 0.1)
 HARD = (1.0, 0.5, 0.1)
 
 
@@ -93,19 +93,6 @@ class Prior(JointModule):
         return super().task_loss(logits + self.prior, weights, labels)
 
 
-class Rotation(JointModule):
-    """Labels are the angles by which images are turned."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Turn the images by 0, 90, 180 or 270 degrees in turn."""
-        images, labels, domains = batch
-        angles = torch.arange(len(labels)) % min(4, self.head.num_classes)
-        turned = torch.empty_like(images)
-        for angle in range(int(angles.max()) + 1):
-            turned[angles == angle] = images[angles == angle].rot90(angle, (2, 3))
-        return super().training_step((turned, angles, domains), batch_idx)
-
-
 class BalancedLoader(BatchLoader):
     """Images drawn with replacement, every class equally often in expectation."""
 
@@ -125,7 +112,7 @@ WAYS: dict[str, type[JointModule]] = {
     "batches": JointModule,
     "prior": Prior,
     "restricted": Restricted,
-    "rotation": Rotation,
+    "rotation": JointModule,
 }
 
 SELECTION = 100
@@ -134,12 +121,13 @@ CHOSEN = ("rotation", "B")
 """Way and layers that were chosen."""
 SELECT = [
     *product(["digits"], ["none", "1.0", "0.5", "0.1"], (SELECTION, SELECTION + 1), (*WAYS, "style")),
-    *product(["PACS"], ["0.5", "0.1"], (SELECTION,), [way for way in (*WAYS, "style") if way != "batches"]),
+    *product(["PACS"], ["0.5"], (SELECTION,), [way for way in (*WAYS, "style") if way != "batches"]),
 ]
 CONFIRM = [
     (data, str(skew or "none"), seed, way)
-    for data, seeds in (("digits", 5), ("PACS", 3))
-    for seed, skew, way in product(range(seeds), SKEWS, ("plain", CHOSEN[0]))
+    for seed in range(5)
+    for data in ("digits", "PACS")[: 2 if seed < 3 else 1]
+    for skew, way in product(SKEWS, ("plain", CHOSEN[0]))
 ]
 
 
@@ -227,7 +215,8 @@ def try_cell(data: DomainDataModule, skew: float | None, seed: int, way: str) ->
     data.label_skew = skew
     data.deal(seed)
     digits = isinstance(data, DigitsDomains)
-    clustering = Clustering(epochs=3 if digits else 1, layers=["*"])
+    labels = "rotations" if way == "rotation" else "classes"
+    clustering = Clustering(epochs=3 if digits else 1, layers=["*"], labels=labels)
     run = Experiment(
         seed_everything=seed,
         data=data,
@@ -277,10 +266,10 @@ def selection(cells: Sequence[Cell]) -> str:
     for way in dict.fromkeys(way for way, _ in scores):
         own = {layers: score for (of, layers), score in scores.items() if of == way}
         shown += [(way, layers) for layers in dict.fromkeys([next(iter(own)), max(own, key=own.__getitem__)])]
-    lines = ["| probe | layers | digits, none | 1 | 0.5 | 0.1 | PACS, 0.5 | 0.1 | score |", "|---" * 9 + "|"]
+    lines = ["| probe | layers | digits, none | 1 | 0.5 | 0.1 | PACS, 0.5 | score |", "|---" * 8 + "|"]
     for way, layers in shown:
         digits = [mean(cells, "digits", way, layers, [skew]) for skew in (None, *HARD)]
-        pacs = [mean(cells, "PACS", way, layers, [skew]) for skew in HARD[1:]]
+        pacs = [mean(cells, "PACS", way, layers, [0.5])]
         row = " | ".join("" if np.isnan(value) else f"{value:.2f}" for value in [*digits, *pacs, scores[way, layers]])
         lines.append(f"| {way if way != 'style' else layers} | {layers if way != 'style' else ''} | {row} |")
     return "\n".join(lines)

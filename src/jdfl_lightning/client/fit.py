@@ -12,6 +12,7 @@ from torch import nn
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
+from jdfl_lightning.client.rotation import TurnedBatches
 from jdfl_lightning.client.schedule import round_factor
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer, user_callbacks
 from jdfl_lightning.core.errors import PublicError
@@ -173,12 +174,14 @@ def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitR
         epochs, batch_size = experiment.epochs, experiment.batch_size
     shuffle = torch_generator(task.seed, "shuffle", *task.where)
     loader = workspace.data.client_loader(number, max(task.domain, 0), batch_size, shuffle, augment=not discovering)
+    turned = discovering and experiment.clustering.labels == "rotations"
+    batches = TurnedBatches(loader, len(workspace.data.class_names)) if turned else loader
     module.generator = torch_generator(task.seed, "targets", *task.where)
     module.loss_term = update.loss
     module.lr_factor = 1.0 if discovering else round_factor(experiment.round_scheduler, task.round)
     try:
         steps = -1 if discovering else experiment.trainer.max_steps
-        weights, logged = train(module, loader, update, epochs, experiment.trainer, steps)
+        weights, logged = train(module, batches, update, epochs, experiment.trainer, steps)
     finally:
         module.generator = module.loss_term = None
     if update.num_steps == 0:
