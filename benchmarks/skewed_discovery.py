@@ -117,7 +117,7 @@ WAYS: dict[str, type[JointModule]] = {
 
 SELECTION = 100
 """First seed of the selection."""
-CHOSEN = ("rotation", "B")
+CHOSEN = ("rotation", "first")
 """Way and layers that were chosen."""
 SELECT = [
     *product(["digits"], ["none", "1.0", "0.5", "0.1"], (SELECTION, SELECTION + 1), (*WAYS, "style")),
