@@ -54,6 +54,9 @@ class Clustering:
     """Images in a batch of Phase 1; null for batch_size of the training."""
     layers: str | list[str] = setting("B", phase_1=True)
     """Parameters to compare: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
+    labels: Literal["classes", "rotations"] = setting("classes", phase_1=True, in_paper=False)
+    """Labels that clients train on in Phase 1. classes: those of their images. rotations: the angle by which each image
+    is turned, 0, 90, 180 or 270 degrees; then clients are not grouped by the shares of their classes."""
     criterion: Criterion = setting(factory=Elbow)
     """How M is chosen if num_domains is not given: elbow, silhouette, or your own Criterion. With fewer than 4 clients,
     or where no elbow is visible, the silhouette decides."""
