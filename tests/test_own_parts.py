@@ -335,7 +335,10 @@ def test_a_wrong_key_is_found(text: str, message: str) -> None:
         (["--optimizer", "AdamWW"], r"Did you mean AdamW\? Known names: .*SGD"),
         (["--optimizer", "AdamW", "--optimizer.lrr", "1"], r"no --optimizer\.lrr\. Did you mean lr\? It has lr, betas"),
         (["--algorithm", "SCAFOLD"], r"Did you mean SCAFFOLD\? Known names: .*SCAFFOLD"),
-        (["--supervision", "gradd"], r"Did you mean graded\? Known names: base, hard, graded, random, uniform"),
+        (
+            ["--supervision", "gradd"],
+            r"Did you mean graded\? Known names: base, hard, graded, random, uniform, em, online",
+        ),
         (["--roudns", "3"], r"There is no option --roudns\. Did you mean --rounds\?"),
         (["--confg", "digits"], r"There is no option --confg\. Did you mean --config\?"),
         (["rounds", "3"], r"Expected an option, as in --rounds, but got 'rounds'"),

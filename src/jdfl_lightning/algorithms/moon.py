@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -75,6 +75,12 @@ class ContrastiveUpdate(LocalUpdate):
             self._frozen = [copy.deepcopy(backbone).eval().requires_grad_(False) for _ in range(2)]
             self._frozen[1].load_state_dict(self.state["previous"])
             self._watch = backbone.register_forward_pre_hook(self._keep_images)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the images, which the frozen networks need too."""
+        self._images = batch[0]
 
     def _keep_images(self, backbone: nn.Module, args: tuple[Tensor, ...]) -> None:
         """Keep the images as the backbone gets them, augmented: the frozen networks need the same."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
 
 import lightning.pytorch as pl
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.joint import (
     DomainAccuracy,
     JointAccuracy,
@@ -177,6 +178,16 @@ class JointModule(pl.LightningModule):
         if self.loss_term is None:
             self.log("train/loss", loss, prog_bar=True)
         return loss
+
+    def on_train_end(self) -> None:
+        """Show the trained network to the regularizers."""
+        self.finish_terms(cast(Any, self.trainer.train_dataloader))
+
+    def finish_terms(self, batches: Iterable[Batch]) -> None:
+        """Show the trained network and the training batches, without augmentation, to the regularizers."""
+        plain = batches.plain() if isinstance(batches, BatchLoader) else batches
+        for term in self.regularizers:
+            cast(Term, term).finish(self.backbone, self.head, plain)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Count class-only accuracy."""

@@ -28,6 +28,7 @@ from jdfl_lightning.joint import Score
 from jdfl_lightning.joint.head import Init
 from jdfl_lightning.models import LAYER_SUBSETS
 from jdfl_lightning.regularizers import Regularizer
+from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.supervision import Learned, Random, Supervision, short_names
 from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
@@ -45,6 +46,9 @@ class Clustering:
     """Images in a batch of Phase 1; null for batch_size of the training."""
     layers: str | list[str] = setting("B", phase_1=True)
     """Parameters to compare: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
+    labels: Literal["classes", "rotations"] = setting("classes", phase_1=True, in_paper=False)
+    """Labels that clients train on in Phase 1. classes: those of their images. rotations: the angle by which each image
+    is turned, 0, 90, 180 or 270 degrees; then clients are not grouped by the shares of their classes."""
     criterion: Criterion = setting(factory=Elbow)
     """How M is chosen if num_domains is not given: elbow, silhouette, or your own Criterion. With fewer than 4 clients,
     or where no elbow is visible, the silhouette decides."""
@@ -109,10 +113,10 @@ class Experiment:
     algorithm: Algorithm = setting(factory=FedAvg)
     """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
     supervision: Supervision = setting(factory=Random)
-    """base: the optimizer alone, C outputs. hard, graded, random, uniform, or your own Supervision: joint head of M x C
-    outputs with such targets."""
+    """base: the optimizer alone, C outputs. hard, graded, random, uniform, em, online, or your own Supervision: joint
+    head of M x C outputs with such targets."""
     regularizers: list[Regularizer] = setting(factory=list, in_paper=False)
-    """Terms that are added to the loss: a list of Agreement, or your own Regularizer."""
+    """Terms that are added to the loss: a list of Agreement, Balance, Prototype, or your own Regularizer."""
     num_domains: int | None = setting(None)
     """M, the number of pseudo-domains; null to choose it by clustering.criterion."""
     head_init: Init = setting("fresh", in_paper=False)
@@ -145,6 +149,9 @@ class Experiment:
     round_scheduler: Part | None = setting(None, in_paper=False)
     """Scheduler of the learning rate over the rounds, which steps after every round, such as ExponentialLR with gamma
     0.998; null for the same rate in all rounds."""
+    select: Selection | None = setting(None, in_paper=False)
+    """How the best round is picked. val: by the validation images. test: by the test images, as in the paper. last: not
+    at all, the last round counts. null for val if data.val_fraction is above 0, else for test."""
     evaluate_every: int = setting(1, role="length", in_paper=False)
     """Rounds from one evaluation to the next; the last round is always evaluated."""
     max_update_norm: float | None = setting(None, in_paper=False)
@@ -158,8 +165,8 @@ class Experiment:
     discovery: str | None = setting(None, role="place")
     """Folder of a run, or of `discover`, whose discovery is reused instead of repeated; M may differ."""
     backend: Backend = setting(factory=PoolBackend, role="place")
-    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other) or
-    RayBackend (on a cluster)."""
+    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other),
+    VectorBackend (small networks, together) or RayBackend (on a cluster)."""
     trainer: TrainerOptions = setting(group=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
     callbacks: list[RunCallback] = setting(factory=list, role="length", in_paper=False)
@@ -204,6 +211,7 @@ class Experiment:
             self.min_clients,
         )
         self._check_parts()
+        self._check_select()
         self.algorithm.check_settings(self)
         self.supervision.check_settings(self)
         for callback in self.callbacks:
@@ -235,6 +243,22 @@ class Experiment:
             for name in ("lr", "momentum", "weight_decay"):
                 twice = bool(getattr(self, name)) and name in self.optimizer.init_args
                 require(not twice, f"--{name}", f"left out, as --optimizer.{name} is given,", getattr(self, name))
+
+    def _check_select(self) -> None:
+        """Check that the images that pick the best round exist and may do so."""
+        if not self.algorithm.keeps_best:
+            why = f"with {type(self.algorithm).__name__}, whose guarantee does not cover a choice by accuracy,"
+            refused, wanted = ["val", "test"], f"last or null {why}"
+        elif self.data.val_fraction:
+            refused, wanted = ["test"], "val or last with --data.val_fraction, so that test images decide nothing,"
+        else:
+            refused, wanted = ["val"], "test or last without --data.val_fraction, as there are no validation images,"
+        require(self.select not in refused, "--select", wanted, self.select)
+
+    @property
+    def selection(self) -> Selection:
+        """How the best round is picked; last if there is none."""
+        return "last" if not self.algorithm.keeps_best else self.select or ("val" if self.data.val_fraction else "test")
 
     @property
     def local_optimizer(self) -> Part:

@@ -72,8 +72,8 @@ def load_model(folder: Path, which: Which) -> SavedModel:
     file = folder / f"{which}.safetensors"
     if which == "best" and kept_weights(folder) == "last":
         raise InputError(
-            f"Expected the best weights of a run but {folder} has only its last, as a private run does: "
-            "use --weights last."
+            f"Expected the best weights of a run but {folder} has only its last, as a private run or one with "
+            "--select last does: use --weights last."
         )
     record, about = load_record(file)
     try:
