@@ -36,6 +36,7 @@ from jdfl_lightning.supervision import Random, supervision_name
 from jdfl_lightning.ui.display import PlainDisplay
 
 FILES = {"config.yaml", "metrics.csv", "curves.png", "best.safetensors", "last.safetensors", "checkpoints"}
+FILES |= {"data.json", "evaluation.json", "confusion.csv", "confusion.png", "clients.csv"}
 DISCOVERY_FILES = {"discovery.json", "discovery.png", "discovery.safetensors"}
 
 

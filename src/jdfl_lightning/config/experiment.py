@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from lightning.pytorch.loggers import Logger
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.callbacks import RunCallback
-from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.module import SUPPLIED, JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.criteria import Criterion, Elbow
 from jdfl_lightning.clustering.sketch import BLOCKS
@@ -27,11 +27,21 @@ from jdfl_lightning.joint import Score
 from jdfl_lightning.joint.head import Init
 from jdfl_lightning.models import LAYER_SUBSETS
 from jdfl_lightning.regularizers import Regularizer
+from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.supervision import Learned, Random, Supervision, short_names
 from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
 _SGD_RATE = 0.05
 """Learning rate of SGD if none is given."""
+
+
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model": (JointModule, SUPPLIED),
+    "optimizer": (Optimizer, ("params",)),
+    "lr_scheduler": (LRScheduler, ("optimizer",)),
+    "round_scheduler": (LRScheduler, ("optimizer",)),
+}
+"""Settings that name a class with its arguments, as in LightningCLI: the class's parent, and what the run supplies."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,9 @@ class Experiment:
     round_scheduler: Part | None = setting(None, in_paper=False)
     """Scheduler of the learning rate over the rounds, which steps after every round, such as ExponentialLR with gamma
     0.998; null for the same rate in all rounds."""
+    select: Selection | None = setting(None, in_paper=False)
+    """How the best round is picked. val: by the validation images. test: by the test images, as in the paper. last: not
+    at all, the last round counts. null for val if data.val_fraction is above 0, else for test."""
     evaluate_every: int = setting(1, role="length", in_paper=False)
     """Rounds from one evaluation to the next; the last round is always evaluated."""
     max_update_norm: float | None = setting(None, in_paper=False)
@@ -160,8 +173,8 @@ class Experiment:
     discovery: str | None = setting(None, role="place")
     """Folder of a run, or of `discover`, whose discovery is reused instead of repeated; M may differ."""
     backend: Backend = setting(factory=PoolBackend, role="place")
-    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other) or
-    RayBackend (on a cluster)."""
+    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other),
+    VectorBackend (small networks, together) or RayBackend (on a cluster)."""
     trainer: TrainerOptions = setting(group=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
     callbacks: list[RunCallback] = setting(factory=list, role="length", in_paper=False)
@@ -205,6 +218,7 @@ class Experiment:
             self.min_clients,
         )
         self._check_parts()
+        self._check_select()
         self.algorithm.check_settings(self)
         self.supervision.check_settings(self)
         for callback in self.callbacks:
@@ -219,21 +233,42 @@ class Experiment:
 
     def _check_parts(self) -> None:
         """Check that the classes named exist, are of the right kind and take the arguments given."""
-        if self.model is not None:
-            supplied = ("backbone", "in_features", "num_classes", "domains", "score", "targets")
-            self.model.check("--model", JointModule, supplied)
+        for name, (parent, supplied) in PARTS.items():
+            part: Part | None = getattr(self, name)
+            if part is not None:
+                part.check(f"--{name}", parent, supplied)
+                require(
+                    not issubclass(part.load(), ReduceLROnPlateau),
+                    f"--{name}",
+                    "a schedule without a metric to watch",
+                    part.name,
+                )
         if self.optimizer is not None:
-            self.optimizer.check("--optimizer", Optimizer, ("params",))
             for name in ("momentum", "weight_decay"):
                 fits = getattr(self, name) == 0 or self.optimizer.accepts(name)
                 require(fits, f"--{name}", f"0 with {self.optimizer.name}, which has none,", getattr(self, name))
             for name in ("lr", "momentum", "weight_decay"):
                 twice = bool(getattr(self, name)) and name in self.optimizer.init_args
                 require(not twice, f"--{name}", f"left out, as --optimizer.{name} is given,", getattr(self, name))
-        for flag in ("lr_scheduler", "round_scheduler"):
-            part: Part | None = getattr(self, flag)
-            if part is not None:
-                part.check(f"--{flag}", LRScheduler, ("optimizer",))
+
+    def _check_select(self) -> None:
+        """Check that the images that pick the best round exist and may do so."""
+        if not self.algorithm.keeps_best:
+            why = f"with {type(self.algorithm).__name__}, whose guarantee does not cover a choice by accuracy,"
+            require(self.select in (None, "last"), "--select", f"last or null {why}", self.select)
+        elif self.data.val_fraction:
+            why = "with --data.val_fraction, so that test images decide nothing,"
+            require(self.select != "test", "--select", f"val or last {why}", self.select)
+        else:
+            why = "without --data.val_fraction, as there are no validation images,"
+            require(self.select != "val", "--select", f"test or last {why}", self.select)
+
+    @property
+    def selection(self) -> Selection:
+        """How the best round is picked; last if there is none."""
+        if not self.algorithm.keeps_best:
+            return "last"
+        return self.select or ("val" if self.data.val_fraction else "test")
 
     @property
     def local_optimizer(self) -> Part:
@@ -243,6 +278,15 @@ class Experiment:
         short = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         given = {name: value for name, value in short.items() if value}
         return Part(self.optimizer.class_path, **(self.optimizer.init_args | given))
+
+    @property
+    def own_network(self) -> Part | None:
+        """The class that turns images into logits, if it is the user's; None for the head of the backbone's features.
+
+        A subclass of JointModule that changes the training alone is not needed to use what was trained.
+        """
+        own = self.model is not None and self.model.load().forward is not JointModule.forward
+        return self.model if own else None
 
     @property
     def regularizers_by_name(self) -> dict[str, Regularizer]:

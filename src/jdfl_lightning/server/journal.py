@@ -125,8 +125,18 @@ class RunJournal(RunCallback):
         scores = {name: value for name, value in report.metrics.items() if is_score(name)}
         names, score = list(data.class_names), self.experiment.score
         network, arguments = self.experiment.backbone, self.experiment.backbone_args
+        own = self.experiment.own_network
         header = ModelHeader(
-            network, data.size, names, score, report.round, scores, arguments, data.normalize, data.resize
+            backbone=network,
+            size=data.size,
+            class_names=names,
+            score=score,
+            round=report.round,
+            scores=scores,
+            backbone_args=arguments,
+            normalize=data.normalize,
+            resize=data.resize,
+            model=None if own is None else as_dict(own),
         )
         model = SavedModel(state.weights, state.buffers, header)
         if report.improved:

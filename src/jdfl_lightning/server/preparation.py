@@ -36,6 +36,7 @@ def prepare(experiment: Experiment, display: Display) -> Workspace:
                 stacklevel=2,
             )
     workspace = Workspace(experiment, backbone=backbone)
+    workspace.check_optimizer()
     length, short = workspace.update_length(), experiment.clustering.sketch_dim
     fits = short is None or short <= length
     require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)

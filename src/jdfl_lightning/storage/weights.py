@@ -38,6 +38,9 @@ class ModelHeader:
     """How pixels became the network's input."""
     resize: Resize = "squash"
     """How images became squares."""
+    model: dict[Text, Any] | None = None
+    """The class that turns images into logits, as class_path and init_args; null for the head of the backbone's
+    features."""
 
     def __post_init__(self) -> None:
         checked_normalize(self.normalize)
@@ -69,8 +72,8 @@ def load_model(folder: Path, which: Which) -> SavedModel:
     file = folder / f"{which}.safetensors"
     if which == "best" and kept_weights(folder) == "last":
         raise InputError(
-            f"Expected the best weights of a run but {folder} has only its last, as a private run does: "
-            "use --weights last."
+            f"Expected the best weights of a run but {folder} has only its last, as a private run or one with "
+            "--select last does: use --weights last."
         )
     record, about = load_record(file)
     try:
