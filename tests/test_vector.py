@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from helpers import experiment, same
 from jdfl_lightning import (
     Agreement,
+    Clustering,
     DigitsDomains,
     Experiment,
     InputError,
@@ -92,6 +93,7 @@ def test_same_weights_as_one_by_one(algorithm: str, supervision: str, monkeypatc
         {"supervision": "hard", "head_lr": 0.25, "round_scheduler": Part(torch.optim.lr_scheduler.StepLR, step_size=1)},
         {"supervision": "uniform", "regularizers": [Agreement(weight=0.5)]},
         {"supervision": "graded", "data": DigitsDomains(size=8, num_clients=7, label_skew=0.3), "batch_size": 32},
+        {"supervision": "graded", "clustering": Clustering(epochs=1, labels="rotations")},
     ],
 )
 def test_same_weights_with_other_settings(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
