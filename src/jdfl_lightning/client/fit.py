@@ -14,6 +14,7 @@ from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
+from jdfl_lightning.client.rotation import TurnedBatches
 from jdfl_lightning.client.schedule import round_factor
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer, user_callbacks
 from jdfl_lightning.core.errors import InputError, PublicError, without_stop
@@ -180,6 +181,10 @@ def train(
     return snapshot({name: param for name, param in module.named_parameters() if param.requires_grad}), logged
 
 
+Batches = BatchLoader | TurnedBatches
+"""A client's training batches."""
+
+
 @dataclass
 class LocalFit:
     """One client's fit: everything that decides it, made by `begin_fit`."""
@@ -191,7 +196,7 @@ class LocalFit:
     """The supervision's; None where labels are ordinary ones."""
     terms: dict[str, Term]
     """The regularizers', by the names of their groups in messages."""
-    loader: BatchLoader
+    loader: Batches
     epochs: int
     generator: torch.Generator
     """Source of the random targets."""
@@ -240,9 +245,11 @@ def begin_fit(workspace: Workspace, task: FitTask, state: Record) -> LocalFit:
         epochs, batch_size = experiment.epochs, experiment.batch_size
     shuffle = torch_generator(task.seed, "shuffle", *task.where)
     loader = data.client_loader(number, max(task.domain, 0), batch_size, shuffle, augment=not discovering)
+    turned = discovering and experiment.clustering.labels == "rotations"
+    batches = TurnedBatches(loader, len(data.class_names)) if turned else loader
     targets = torch_generator(task.seed, "targets", *task.where)
     factor = 1.0 if discovering else round_factor(experiment.round_scheduler, task.round)
-    return LocalFit(task, update, rule, terms, loader, epochs, targets, factor)
+    return LocalFit(task, update, rule, terms, batches, epochs, targets, factor)
 
 
 def end_fit(

@@ -54,6 +54,9 @@ class Clustering:
     """Images in a batch of Phase 1; null for batch_size of the training."""
     layers: str | list[str] = setting("B", phase_1=True)
     """Parameters to compare: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
+    labels: Literal["classes", "rotations"] = setting("classes", phase_1=True, in_paper=False)
+    """Labels that clients train on in Phase 1. classes: those of their images. rotations: the angle by which each image
+    is turned, 0, 90, 180 or 270 degrees; then clients are not grouped by the shares of their classes."""
     criterion: Criterion = setting(factory=Elbow)
     """How M is chosen if num_domains is not given: elbow, silhouette, or your own Criterion. With fewer than 4 clients,
     or where no elbow is visible, the silhouette decides."""
@@ -252,20 +255,17 @@ class Experiment:
         """Check that the images that pick the best round exist and may do so."""
         if not self.algorithm.keeps_best:
             why = f"with {type(self.algorithm).__name__}, whose guarantee does not cover a choice by accuracy,"
-            require(self.select in (None, "last"), "--select", f"last or null {why}", self.select)
+            refused, wanted = ["val", "test"], f"last or null {why}"
         elif self.data.val_fraction:
-            why = "with --data.val_fraction, so that test images decide nothing,"
-            require(self.select != "test", "--select", f"val or last {why}", self.select)
+            refused, wanted = ["test"], "val or last with --data.val_fraction, so that test images decide nothing,"
         else:
-            why = "without --data.val_fraction, as there are no validation images,"
-            require(self.select != "val", "--select", f"test or last {why}", self.select)
+            refused, wanted = ["val"], "test or last without --data.val_fraction, as there are no validation images,"
+        require(self.select not in refused, "--select", wanted, self.select)
 
     @property
     def selection(self) -> Selection:
         """How the best round is picked; last if there is none."""
-        if not self.algorithm.keeps_best:
-            return "last"
-        return self.select or ("val" if self.data.val_fraction else "test")
+        return "last" if not self.algorithm.keeps_best else self.select or ("val" if self.data.val_fraction else "test")
 
     @property
     def local_optimizer(self) -> Part:

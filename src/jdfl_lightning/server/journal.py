@@ -12,7 +12,8 @@ from jdfl_lightning.callbacks import RoundReport, RunCallback
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import last_line
-from jdfl_lightning.server.resume import as_record, bit_versions, fixed_settings
+from jdfl_lightning.server.records import as_record
+from jdfl_lightning.server.resume import bit_versions, fixed_settings
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery

@@ -66,8 +66,8 @@ def suite(
         experiment: the settings of every run; ``run_dir`` is the folder of the suite, whose finished runs are kept.
         algorithms: federated optimizers, as objects or by name; by a name of your own if two are of one class
             (``{"weak": FedProx(mu=0.1), "strong": FedProx(mu=1.0)}``). The experiment's if not given.
-        supervisions: by short name (base, hard, graded, random, uniform, em, online), or as objects, one of a class at
-            most.
+        supervisions: by short name (base, hard, graded, random, uniform, em, online), or as objects, at most one of a
+            class.
         seeds: the seeds.
         num_domains: numbers of pseudo-domains to try; the experiment's if not given.
         unseen: domains to leave out, one in each run; ``"each"`` for all that there are. Those of the experiment's
