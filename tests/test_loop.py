@@ -111,7 +111,10 @@ def update_of(kind: type[LocalUpdate] = LocalUpdate) -> LocalUpdate:
 def test_where_it_is_used(settings: dict[str, Any], kind: type[LocalUpdate], expected: bool) -> None:
     run = experiment(**settings)
     module = Workspace(run).module(*Workspace(run).initial(1))
+    module.loss_term = update_of(kind).loss  # as in a run
     assert needs_no_trainer(module, update_of(kind), run.trainer) is expected
+    module.loss_term = None  # it logs its loss by itself
+    assert not needs_no_trainer(module, update_of(kind), run.trainer)
 
 
 def test_hooks_of_the_user_get_a_trainer() -> None:

@@ -16,7 +16,7 @@ from jdfl_lightning.core.messages import UNKNOWN
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.joint import TargetRule, of_class
 from jdfl_lightning.joint.targets import Matrix
-from jdfl_lightning.supervision.base import SLACK, ClientSums, RoundInfo, known_rows
+from jdfl_lightning.supervision.base import SUM_TOLERANCE, ClientSums, RoundInfo, known_rows
 from jdfl_lightning.supervision.graded import Graded
 from jdfl_lightning.supervision.uniform import Uniform
 
@@ -175,7 +175,7 @@ class EM(Graded):
     def reason_unusable(self, sums: Tensors) -> str | None:
         """The responsibilities of a sample are 0 or more and sum to 1."""
         mass, count = sums["mass"], float(sums["count"])
-        possible = count > 0 and bool((mass >= 0).all()) and abs(float(mass.sum()) - count) <= SLACK * count
+        possible = count > 0 and bool((mass >= 0).all()) and abs(float(mass.sum()) - count) <= SUM_TOLERANCE * count
         return None if possible else "its sums of responsibilities are not those of as many samples as it counts"
 
     def update(self, record: Tensors, answers: Sequence[ClientSums]) -> Tensors:
