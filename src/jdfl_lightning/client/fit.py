@@ -27,10 +27,16 @@ if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
 
-def initial_backbone(experiment: Experiment) -> nn.Module:
-    """Return the initial backbone of every run with these settings, a function of the seed."""
+def initial_backbone(experiment: Experiment, pretrained: bool = True) -> nn.Module:
+    """Return the initial backbone of every run with these settings, a function of the seed.
+
+    Args:
+        experiment: the run's settings.
+        pretrained: whether its weights are loaded, if the settings name some; a process that is sent all weights needs
+            none.
+    """
     with isolated_randomness(experiment.seed_everything, "backbone"):
-        return build_backbone(experiment.backbone, experiment.data.size, experiment.backbone_args)
+        return build_backbone(experiment.backbone, experiment.data.size, experiment.backbone_args, pretrained)
 
 
 class Workspace:

@@ -153,6 +153,7 @@ def _add_settings(parser: ArgumentParser, skip: set[str]) -> None:
                 parent, name, skip=supplied, instantiate=False, fail_untyped=False, required=False, help=hints[name]
             )
     defaults = as_dict(Experiment())
+    defaults["data"]["init_args"]["normalize"] = None  # a network's weights may have their own
     parser.set_defaults({name: defaults[name] for name in ("data", "algorithm", "backend", "supervision")})
     parser.set_defaults({"clustering.criterion": defaults["clustering"]["criterion"]})
 

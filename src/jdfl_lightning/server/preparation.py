@@ -12,12 +12,18 @@ from jdfl_lightning.models import num_features
 from jdfl_lightning.ui.display import Display
 
 
-def prepare(experiment: Experiment, display: Display) -> Workspace:
-    """Load the images and check trainer, backbone, data and layers, before a run folder is made."""
+def prepare(experiment: Experiment, display: Display, pretrained: bool = True) -> Workspace:
+    """Load the images and check trainer, backbone, data and layers, before a run folder is made.
+
+    Args:
+        experiment: the settings.
+        display: where progress is shown.
+        pretrained: whether the backbone's weights are loaded, if the settings name some.
+    """
     data = experiment.data
     data.progress = display.step
     check_trainer(experiment.trainer)
-    backbone = initial_backbone(experiment)
+    backbone = initial_backbone(experiment, pretrained)
     num_features(backbone, data.size)  # runs the backbone, which raises if it does not fit the images
     if data.roster is None:
         data.deal(experiment.seed_everything)

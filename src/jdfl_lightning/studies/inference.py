@@ -78,7 +78,7 @@ def evaluate(
 def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Which, Scores]:
     """Evaluate the weights that a run keeps, best and last, on the held-out images of its experiment."""
     models = {which: load_model(folder, which) for which in read_run(folder).ends}
-    workspace = prepare(experiment, display)
+    workspace = prepare(experiment, display, pretrained=False)  # its own are saved
     for which, model in models.items():
         known = model.header.class_names
         if known != list(experiment.data.class_names):

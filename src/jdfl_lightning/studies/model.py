@@ -15,7 +15,7 @@ from jdfl_lightning.core.errors import InputError, plain, without_stop
 from jdfl_lightning.data.cache import decode, resized
 from jdfl_lightning.data.transforms import Normalize, Resize, to_input
 from jdfl_lightning.joint import JointHead
-from jdfl_lightning.models import build_backbone
+from jdfl_lightning.models import OWN_ARGUMENTS, build_backbone
 from jdfl_lightning.storage.names import Which
 from jdfl_lightning.storage.trust import known_backbone, own_settings, require_known
 from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
@@ -116,17 +116,18 @@ def load_to_use(
     backbone, arguments = saved.header.backbone, saved.header.backbone_args
     vouched = trust or (own.get("backbone"), own.get("backbone_args", {})) == (backbone, arguments)
     require_known(folder, [] if vouched or known_backbone(backbone) else [backbone])
-    if not vouched and arguments:
+    others = {name: value for name, value in arguments.items() if name not in OWN_ARGUMENTS}
+    if not vouched and others:
         raise InputError(
             f"{folder} was not made by you on this machine, or was edited, and gives its backbone arguments: "
-            f"{plain(str(arguments))}. If you trust whoever made it, pass --trust true."
+            f"{plain(str(others))}. If you trust whoever made it, pass --trust true."
         )
     return _build(saved, preprocess)
 
 
 def _build(saved: SavedModel, preprocess: bool) -> TrainedModel:
-    about = saved.header
-    backbone, num_classes = build_backbone(about.backbone, about.size, about.backbone_args), len(about.class_names)
+    about, num_classes = saved.header, len(saved.header.class_names)
+    backbone = build_backbone(about.backbone, about.size, about.backbone_args, pretrained=False)  # its own are saved
     try:
         backbone.load_state_dict(_part(saved, "backbone."))
         weights = _part(saved, "head.")
