@@ -56,7 +56,7 @@ class PoolBackend(Backend):
                 yield local
             return
         threads = self.threads or max(1, torch.get_num_threads() // workers)
-        with image_file(experiment.data.images) as images:
+        with image_file(experiment.data.inputs) as images:
             pool: Dispatcher | None = None
             try:
                 setups = [_pack(experiment, images, states, threads, gpu) for gpu in (range(gpus) if gpus else [None])]

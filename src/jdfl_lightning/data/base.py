@@ -88,6 +88,10 @@ class DomainDataModule(pl.LightningDataModule, ABC):
     """The class of every image."""
     domains: Tensor
     """The true domain of every image."""
+    features: Tensor | None = None
+    """Features of every image (N, F), which batches have in place of images; set on a run's own copy."""
+    network: str = ""
+    """Checksum of the frozen network that gives the features; empty if there is none."""
     partition: Partition
     """The images of each client, and the held-out ones."""
     default_size: ClassVar[int] = 112
@@ -158,6 +162,22 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         found.left_open = frozenset()
         found.check()
         return found
+
+    def with_features(self, features: Tensor | None, network: str) -> DomainDataModule:
+        """Return a copy whose batches have features in place of images.
+
+        Args:
+            features: features of every image (N, F); None where the images are at remote sites.
+            network: checksum of the network that gives them.
+        """
+        found = copy.copy(self)
+        found.features, found.network = features, network
+        return found
+
+    @property
+    def inputs(self) -> Tensor:
+        """What batches are made of: the images, or their features."""
+        return self.images if self.features is None else self.features
 
     def __repr__(self) -> str:
         """Show the arguments, and those of the options that are not at their defaults."""
@@ -276,7 +296,7 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         augmentation: Augmentation | None = None,
     ) -> BatchLoader:
         return BatchLoader(
-            self.images, self.labels, domains, indices, batch_size, generator, self.normalize, augmentation
+            self.inputs, self.labels, domains, indices, batch_size, generator, self.normalize, augmentation
         )
 
     def train_dataloader(self) -> BatchLoader:

@@ -1,6 +1,13 @@
 """Networks: the paper's, torchvision's, timm's, your own; their heads, and the layers that Phase 1 uses."""
 
-from jdfl_lightning.models.backbones import OWN_ARGUMENTS, build_backbone, eval_mode, num_features
+from jdfl_lightning.models.backbones import (
+    OWN_ARGUMENTS,
+    backbone_on_features,
+    build_backbone,
+    eval_mode,
+    num_features,
+    own_arguments,
+)
 from jdfl_lightning.models.frozen import Backbone
 from jdfl_lightning.models.heads import find_head, replace_head
 from jdfl_lightning.models.layers import LAYER_SUBSETS, conv_blocks, select_parameters
@@ -13,11 +20,13 @@ __all__ = [
     "Backbone",
     "PaperCNN",
     "Preprocessing",
+    "backbone_on_features",
     "build_backbone",
     "conv_blocks",
     "eval_mode",
     "find_head",
     "num_features",
+    "own_arguments",
     "preprocessing_of",
     "replace_head",
     "select_parameters",

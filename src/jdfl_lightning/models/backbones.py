@@ -55,6 +55,16 @@ def build_backbone(
     return Backbone(network, num_features(network, size), hidden, freeze)
 
 
+def own_arguments(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are the backbone's own, and not its network's."""
+    return _split(name, arguments)[0]
+
+
+def backbone_on_features(name: str, arguments: Mapping[str, Any], in_features: int) -> Backbone:
+    """Build what is above a frozen network: a backbone that takes its features (B, F) in place of images."""
+    return Backbone(nn.Identity(), in_features, own_arguments(name, arguments).get("hidden"), True, on_features=True)
+
+
 def _split(name: str, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide arguments into the backbone's own and the network's; raise an `InputError` if its own are wrong."""
     theirs = parameters(load(name)) if is_import_path(name) and set(arguments) & set(OWN_ARGUMENTS) else {}
@@ -90,7 +100,10 @@ def num_features(backbone: nn.Module, size: int) -> int:
     """Return the length of the feature vector, found by a forward pass of one empty image."""
     try:
         with torch.no_grad(), eval_mode(backbone):
-            features = backbone(torch.zeros(1, 3, size, size))
+            if isinstance(backbone, Backbone) and backbone.on_features:
+                features = backbone(torch.zeros(1, backbone.in_features))
+            else:
+                features = backbone(torch.zeros(1, 3, size, size))
     except Exception as error:  # networks raise different errors for a wrong size
         raise InputError(
             f"Expected the backbone {type(backbone).__name__} to take images of {size} px (--data.size) but: {error}"

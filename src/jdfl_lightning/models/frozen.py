@@ -21,6 +21,7 @@ class Backbone(nn.Module):
         in_features: F.
         hidden: width of a trainable layer on the features, linear with a ReLU; none if not given.
         freeze: whether the network is frozen; or patterns of names of its parameters that are.
+        on_features: whether `forward` takes the network's features (B, F), so that the network is not needed.
 
     >>> backbone = Backbone(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Dropout()), 8, hidden=4, freeze=True)
     >>> [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
@@ -30,11 +31,16 @@ class Backbone(nn.Module):
     """
 
     def __init__(
-        self, network: nn.Module, in_features: int, hidden: int | None = None, freeze: bool | Sequence[str] = False
+        self,
+        network: nn.Module,
+        in_features: int,
+        hidden: int | None = None,
+        freeze: bool | Sequence[str] = False,
+        on_features: bool = False,
     ) -> None:
         super().__init__()
         self.network = network
-        self.in_features = in_features
+        self.in_features, self.on_features = in_features, on_features
         self.hidden = nn.Identity() if hidden is None else nn.Sequential(nn.Linear(in_features, hidden), nn.ReLU())
         patterns = (["*"] if freeze else []) if isinstance(freeze, bool) else list(freeze)
         self._freeze(patterns)
@@ -62,6 +68,12 @@ class Backbone(nn.Module):
         for name in self._still:
             self.network.get_submodule(name).eval()
         return self
+
+    def without_network(self) -> Backbone:
+        """Return a backbone that takes the network's features in place of images, and shares the hidden layer."""
+        found = Backbone(nn.Identity(), self.in_features, freeze=True, on_features=True)
+        found.hidden = self.hidden
+        return found
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features (B, hidden), or those of the network (B, F)."""

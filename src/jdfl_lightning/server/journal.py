@@ -32,6 +32,7 @@ class RunJournal(RunCallback):
         logger: logs every round's metrics.
         display: shows them.
         check: called wherever a run can be interrupted.
+        network: checksum of the frozen network, if clients train on its features.
     """
 
     def __init__(
@@ -42,8 +43,9 @@ class RunJournal(RunCallback):
         logger: Logger | None,
         display: Display,
         check: Callable[[], None],
+        network: str = "",
     ) -> None:
-        self.experiment, self.folder, self.data = experiment, folder, data
+        self.experiment, self.folder, self.data, self._network = experiment, folder, data, network
         self.logger, self.display, self.check = logger, display, check
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float], str] | None = None
@@ -126,7 +128,16 @@ class RunJournal(RunCallback):
         names, score = list(data.class_names), self.experiment.score
         network, arguments = self.experiment.backbone, self.experiment.backbone_args
         header = ModelHeader(
-            network, data.size, names, score, report.round, scores, arguments, data.normalize, data.resize
+            network,
+            data.size,
+            names,
+            score,
+            report.round,
+            scores,
+            arguments,
+            data.normalize,
+            data.resize,
+            self._network,
         )
         model = SavedModel(state.weights, state.buffers, header)
         if report.improved:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from jdfl_lightning.client.evaluation import Scores
 from jdfl_lightning.client.evaluation import evaluate as evaluate_models
+from jdfl_lightning.client.features import why_no_features
+from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.config import Experiment, parse_experiment, usable_settings
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.tensors import misfit
@@ -22,8 +24,8 @@ from jdfl_lightning.report.markup import csv_cell
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
-from jdfl_lightning.storage.weights import load_model
-from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_to_use, separate
+from jdfl_lightning.storage.weights import SavedModel, load_model
+from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_saved, load_to_use, separate
 from jdfl_lightning.ui.display import Display, progress_display
 
 if TYPE_CHECKING:
@@ -78,7 +80,10 @@ def evaluate(
 def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Which, Scores]:
     """Evaluate the weights that a run keeps, best and last, on the held-out images of its experiment."""
     models = {which: load_model(folder, which) for which in read_run(folder).ends}
-    workspace = prepare(experiment, display, pretrained=False)  # its own are saved
+    backbone = initial_backbone(experiment, pretrained=False)  # the run's weights are saved
+    if why_no_features(experiment) is None:
+        load_saved(backbone, next(iter(models.values())))
+    workspace = prepare(experiment, display, backbone)
     for which, model in models.items():
         known = model.header.class_names
         if known != list(experiment.data.class_names):
@@ -89,11 +94,14 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Whi
         outputs = model.weights.get("head.weight")
         num_domains = 1 if outputs is None or outputs.ndim == 0 else max(1, len(outputs) // len(known))
         weights, buffers = workspace.initial(num_domains)
-        if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers):
+        if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers | workspace.network):
             raise InputError(f"Expected the {which} weights of {folder} to be a {experiment.backbone}'s but {problem}.")
-    return {
-        which: evaluate_models(workspace, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()
-    }
+    return {which: _evaluate(workspace, which, model) for which, model in models.items()}
+
+
+def _evaluate(workspace: Workspace, which: Which, model: SavedModel) -> Scores:
+    buffers = {name: tensor for name, tensor in model.buffers.items() if name not in workspace.network}
+    return evaluate_models(workspace, {which: model.weights}, buffers).scores[which]
 
 
 @dataclass(frozen=True)

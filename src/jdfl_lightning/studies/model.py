@@ -128,8 +128,8 @@ def load_to_use(
 def _build(saved: SavedModel, preprocess: bool) -> TrainedModel:
     about, num_classes = saved.header, len(saved.header.class_names)
     backbone = build_backbone(about.backbone, about.size, about.backbone_args, pretrained=False)  # its own are saved
+    load_saved(backbone, saved)
     try:
-        backbone.load_state_dict(_part(saved, "backbone."))
         weights = _part(saved, "head.")
         outputs, features = weights["weight"].shape
         if outputs % num_classes or not outputs:
@@ -142,6 +142,16 @@ def _build(saved: SavedModel, preprocess: bool) -> TrainedModel:
         ) from error
     look = about.normalize, about.resize
     return TrainedModel(backbone, head, about.class_names, about.size, preprocess, *look)
+
+
+def load_saved(backbone: nn.Module, saved: SavedModel) -> None:
+    """Load the weights of a saved model's backbone; raise an `InputError` if they are of another network."""
+    try:
+        backbone.load_state_dict(_part(saved, "backbone."))
+    except RuntimeError as error:
+        raise InputError(
+            f"Expected the weights of a {saved.header.backbone} but they are of something else: {without_stop(error)}."
+        ) from error
 
 
 def _part(saved: SavedModel, prefix: str) -> dict[str, Tensor]:
