@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from flower_grid import run_on_grid, write_config
@@ -120,21 +121,20 @@ def test_what_decides_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     first = features_of(network, images, "unit", about, nothing)
     assert torch.equal(features_of(network, images.clone(), "unit", dict(about), nothing), first)
     assert len(calls) == 1
-    for arguments in (
-        (moved, images, "unit", about),
-        (network, other, "unit", about),
-        (network, images, "imagenet", about),
-        (network, images[:39], "unit", about),
-        (network, images, "unit", about | {"arguments": {"stride": 1}}),
-        (network, images, "unit", None),
-        (network, images, "unit", None),
-    ):
+    cases: list[Any] = [
+        (moved, images, "unit", about, nothing),
+        (network, other, "unit", about, nothing),
+        (network, images, "imagenet", about, nothing),
+        (network, images[:39], "unit", about, nothing),
+        (network, images, "unit", about | {"arguments": {"stride": 1}}, nothing),
+        (network, images, "unit", None, nothing),
+        (network, images, "unit", None, nothing),
+    ]
+    for arguments in cases:
         before = len(calls)
-        features_of(*arguments, nothing)  # type: ignore[arg-type]
+        features_of(*arguments)
         assert len(calls) == before + 1
     assert torch.equal(features_of(network, images, "unit", about, nothing), first)
-    import os
-
     files = [file for file in Path(os.environ["JDFL_CACHE"]).iterdir() if file.name.endswith(".features.npy")]
     assert len(files) == 6
     for content in (b"", b"damaged", None):
@@ -245,13 +245,12 @@ def test_a_site_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytes
     file = weights_file(tmp_path / "mine.safetensors")
     run = setting(supervision="base", backbone_args=FROZEN | {"weights": str(file)})
     config = write_config(run)
-    import jdfl_lightning.federation.site as site
 
     def swapped(*args: Any, **kwargs: Any) -> Any:
         weights_file(file, seed=6)
         return open_workspace(*args, **kwargs)
 
-    monkeypatch.setattr(site, "open_workspace", swapped)
+    monkeypatch.setattr("jdfl_lightning.federation.site.open_workspace", swapped)
     with pytest.raises(InputError, match=r"--backbone_args\.weights to be '\w+' as in the server's run but got '\w+'"):
         run_on_grid(config, {"run_dir": "flower"}, sites=2)
 
@@ -265,9 +264,9 @@ def test_whole_models(tmp_path: Path, image_tree: Path) -> None:
     assert frame.loc["best", "test/acc"] == run.best["test/acc"]
     assert frame.loc["last", "test/acc"] == run.last["test/acc"]
     assert len(predict(run, image_tree)) == 36
-    network = run.model().backbone.network  # type: ignore[union-attr]
+    network: Any = run.model().backbone.network
     torch.manual_seed(5)
-    assert all(torch.equal(network.state_dict()[name], value) for name, value in PaperCNN(8).state_dict().items())  # type: ignore[union-attr,operator]
+    assert all(torch.equal(network.state_dict()[name], value) for name, value in PaperCNN(8).state_dict().items())
     Path("run/network.safetensors").unlink()
     with pytest.raises(StorageError, match=r"Expected the network that run/best\.safetensors was trained on"):
         predict(run, image_tree)
@@ -304,8 +303,6 @@ def test_privacy_with_a_network_that_has_statistics() -> None:
 def test_discovery_on_features() -> None:
     """Phase 1 looks at the head's update: 128 x 10 weights and 10 biases."""
     found = discover(setting(run_dir="found", backbone_args={"freeze": True}))
-    from safetensors.torch import load_file
-
     vectors = [v for v in load_file(found / "discovery.safetensors").values() if v.ndim == 2 and v.shape[0] == 4]
     assert vectors[0].shape == (4, 1290)
 
@@ -315,7 +312,7 @@ def test_a_network_that_is_all_features_gives_a_light_module() -> None:
     weights, buffers = workspace.initial(1)
     module = workspace.module(weights, buffers)
     assert buffers == {}
-    assert isinstance(module.backbone.network, nn.Identity)  # type: ignore[union-attr]
+    assert isinstance(module.backbone.network, nn.Identity)
     assert module(torch.zeros(2, 128)).shape == (2, 10)
     assert workspace.data.features is not None
     assert workspace.data.features.shape == (1797, 128)

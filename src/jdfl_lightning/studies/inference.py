@@ -25,7 +25,8 @@ from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
 from jdfl_lightning.storage.weights import SavedModel, load_model
-from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_saved, load_to_use, separate
+from jdfl_lightning.studies.hub import load_folder
+from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_saved, separate
 from jdfl_lightning.ui.display import Display, progress_display
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Prediction:
 
 
 def predict(
-    run: SavedRun | str | Path,
+    run: SavedRun | TrainedModel | str | Path,
     images: ManyImages,
     which: Which | None = None,
     score: Score | None = None,
@@ -132,7 +133,7 @@ def predict(
     """Predict the classes of images with the network of a run.
 
     Args:
-        run: the run, or its folder.
+        run: the run, or its folder; or an exported model (`from_pretrained`), or its folder.
         images: files, folders of files, images of Pillow, or uint8 arrays or tensors; one or several.
         which: the weights to use, ``"best"`` or ``"last"``; the best if not given, or the last if no best is kept.
         score: how a class is predicted, ``"max"`` or ``"sum"``; as in the run if not given.
@@ -144,7 +145,7 @@ def predict(
     """
     from jdfl_lightning.report.frames import frame
 
-    model = load_to_use(folder_of(run), which, trust)
+    model = run if isinstance(run, TrainedModel) else load_folder(folder_of(run), which, trust)
     rows = [item.cells for item in predictions(model, _expand(separate(images)), score=score)]
     return frame([dict(zip(_CELLS, row, strict=True)) for row in rows])
 

@@ -18,7 +18,7 @@ from jdfl_lightning.joint import JointHead
 from jdfl_lightning.models import OWN_ARGUMENTS, build_backbone
 from jdfl_lightning.storage.names import Which
 from jdfl_lightning.storage.trust import known_backbone, own_settings, require_known
-from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
+from jdfl_lightning.storage.weights import ModelHeader, SavedModel, kept_weights, load_model
 
 AnyImage: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 """An image: a file, an image of Pillow, or uint8 values (H, W, 3) or (3, H, W)."""
@@ -113,8 +113,20 @@ def load_to_use(
         preprocess: whether the network takes images of any size.
     """
     saved, own = load_model(folder, which or kept_weights(folder)), own_settings(folder)
-    backbone, arguments = saved.header.backbone, saved.header.backbone_args
-    vouched = trust or (own.get("backbone"), own.get("backbone_args", {})) == (backbone, arguments)
+    named = saved.header.backbone, saved.header.backbone_args
+    require_safe(folder, saved.header, trust or (own.get("backbone"), own.get("backbone_args", {})) == named)
+    return build_saved(saved, preprocess)
+
+
+def require_safe(folder: Path, header: ModelHeader, vouched: bool) -> None:
+    """Raise an `InputError` if building a network would import an unknown package, or give it a stranger's arguments.
+
+    Args:
+        folder: where the description is from.
+        header: the description.
+        vouched: whether the user trusts the folder, or made it.
+    """
+    backbone, arguments = header.backbone, header.backbone_args
     require_known(folder, [] if vouched or known_backbone(backbone) else [backbone])
     others = {name: value for name, value in arguments.items() if name not in OWN_ARGUMENTS}
     if not vouched and others:
@@ -122,10 +134,10 @@ def load_to_use(
             f"{folder} was not made by you on this machine, or was edited, and gives its backbone arguments: "
             f"{plain(str(others))}. If you trust whoever made it, pass --trust true."
         )
-    return _build(saved, preprocess)
 
 
-def _build(saved: SavedModel, preprocess: bool) -> TrainedModel:
+def build_saved(saved: SavedModel, preprocess: bool) -> TrainedModel:
+    """Build the network of a saved model; its description must be safe to use."""
     about, num_classes = saved.header, len(saved.header.class_names)
     backbone = build_backbone(about.backbone, about.size, about.backbone_args, pretrained=False)  # its own are saved
     load_saved(backbone, saved)
