@@ -24,9 +24,10 @@ from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.settings import declared_settings, setting
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.data.base import PLACES
+from jdfl_lightning.data.transforms import normalize_of
 from jdfl_lightning.joint import Score
 from jdfl_lightning.joint.head import Init
-from jdfl_lightning.models import LAYER_SUBSETS
+from jdfl_lightning.models import LAYER_SUBSETS, preprocessing_of
 from jdfl_lightning.regularizers import Regularizer
 from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.supervision import Learned, Random, Supervision, short_names
@@ -107,9 +108,12 @@ class Experiment:
     model: Part | None = setting(None, phase_1=True, in_paper=False)
     """A subclass of JointModule by its import path, with its own arguments; null for JointModule."""
     backbone: str = setting("PaperCNN", phase_1=True)
-    """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
+    """The network below the head: PaperCNN, a torchvision classifier by name, timm/ and the name of a network of timm,
+    or the import path of your own."""
     backbone_args: dict[str, Any] = setting(factory=dict, phase_1=True, in_paper=False)
-    """Further arguments of the backbone, by name."""
+    """Further arguments of the backbone, by name: weights (DEFAULT or another name of torchvision's, true for timm's,
+    or a file), freeze (true, or a list of patterns of parameters), hidden (width of a trainable layer on the features),
+    cache (false to run a frozen network for every batch); all others are the network's."""
     algorithm: Algorithm = setting(factory=FedAvg)
     """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
     supervision: Supervision = setting(factory=Random)
@@ -191,6 +195,8 @@ class Experiment:
             for name in ("rounds", "epochs"):
                 object.__setattr__(self, name, 1)
         require_types(self)
+        if self.data.left_open and (look := preprocessing_of(self.backbone, self.backbone_args)) is not None:
+            object.__setattr__(self, "data", self.data.prepared_for(look.size, normalize_of(look.mean, look.std)))
         require(self.seed_everything >= 0, "--seed_everything", "0 or more", self.seed_everything)
         for name in ("rounds", "epochs", "batch_size", "lr", "head_lr", "evaluate_every"):
             value = getattr(self, name)

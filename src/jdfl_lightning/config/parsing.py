@@ -76,6 +76,7 @@ def _add_settings(parser: ArgumentParser, skip: set[str]) -> None:
                 help=hints[name],
             )
     defaults = as_dict(Experiment())
+    defaults["data"]["init_args"]["normalize"] = None  # a network's weights may have their own
     parser.set_defaults({name: defaults[name] for name in ("data", "algorithm", "backend", "supervision")})
     parser.set_defaults({"clustering.criterion": defaults["clustering"]["criterion"]})
 

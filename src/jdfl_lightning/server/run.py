@@ -70,7 +70,7 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
         try:
             with (
                 after_current_client(display.say) as check,
-                experiment.backend.open(experiment, ClientStates(folder / CLIENTS)) as runner,
+                experiment.backend.open(workspace.experiment, ClientStates(folder / CLIENTS)) as runner,
             ):
                 journal = RunJournal(experiment, folder, experiment.data.fingerprint(), None, display, check)
                 _find_domains(Session(experiment, workspace, runner, journal, Events(journal)))

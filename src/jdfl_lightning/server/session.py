@@ -35,6 +35,7 @@ from jdfl_lightning.storage.metrics import last_round, read_numbers
 from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE
 from jdfl_lightning.storage.stops import save_stop
 from jdfl_lightning.storage.trust import CONFIG, own_settings
+from jdfl_lightning.storage.weights import save_network
 from jdfl_lightning.ui.display import Display, as_text
 from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture, logger_address, open_logger
@@ -113,13 +114,14 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             drop_later_rounds(folder, reached.state.round if reached else 0, experiment.selection)
             states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients)
             with after_current_client(display.say) as check:
-                journal = RunJournal(experiment, folder, data, logger, display, check)
+                network = save_network(folder, workspace.network, experiment.backbone)
+                journal = RunJournal(experiment, folder, data, logger, display, check, network)
                 events = Events(journal, experiment.callbacks, experiment.selection, display.say)
                 if reached is not None:
                     journal.resume(reached.state)
                 try:
                     events.run_started(folder, experiment)
-                    with experiment.backend.open(experiment, states) as runner:
+                    with experiment.backend.open(workspace.experiment, states) as runner:
                         yield Session(experiment, workspace, runner, journal, events, updates, reached)
                 except (KeyboardInterrupt, InputError) as error:
                     if not isinstance(error, StorageError):
