@@ -44,8 +44,8 @@ def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mappi
 
 def run_table(run: SavedRun) -> Table:
     """Return the table shown at the end of a run: the rounds whose weights are saved."""
-    picked = {"test": "test images, as in the paper", "val": "validation images"}
-    how = f"; best round picked on {picked[run.select]}" if run.select in picked else ""
+    images = {"test": "test images, as in the paper", "val": "validation images"}
+    how = f", best by {images[run.select]}" if run.select in images else ""
     return accuracy_table(f"class-only accuracy (%){how}", run.ends)
 
 
