@@ -137,6 +137,7 @@ OPTIONS: dict[str, list[str]] = {
     "--clustering.epochs": ["1", "2"],
     "--clustering.batch_size": ["1000", "9223372036854775808"],
     "--clustering.layers": ["A", "B", "C", "[]", "['*']", "['[']", "[1]", "[head]"],
+    "--clustering.labels": ["classes", "rotations"],
     "--clustering.criterion": ["elbow", "silhouette"],
     "--clustering.max_domains": ["1", "2", "100"],
     "--clustering.fraction": ["1e-9", "0.5", "1"],

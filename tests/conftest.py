@@ -102,7 +102,7 @@ def _pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     pixel = io.BytesIO()
     Image.new("L", (1, 1)).save(pixel, "png")
-    for module in ("run", "session"):
+    for module in ("run", "session", "closing"):
         name = f"jdfl_lightning.server.{module}.save_figure"
         monkeypatch.setattr(name, lambda _, file: write_whole(file, pixel.getvalue()))
 

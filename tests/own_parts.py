@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.clustering.criteria import Clusterings, Criterion
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.joint import TargetRule
+from jdfl_lightning.joint import JointHead, TargetRule
 from jdfl_lightning.regularizers import Regularizer, Step, Term
 from jdfl_lightning.supervision import ClientSums, RoundInfo, Supervision
 
@@ -138,6 +138,54 @@ class Smooth(JointModule):
         return loss
 
 
+class Neck(JointModule):
+    """Layers of its own between backbone and head, with running statistics and a frozen parameter."""
+
+    def __init__(self, width: int = 5, **rest: Any) -> None:
+        super().__init__(**rest)
+        head = self.head
+        self.neck = nn.Sequential(nn.Linear(head.in_features, width), nn.BatchNorm1d(width))
+        self.scale = nn.Parameter(torch.randn(width), requires_grad=False)
+        self.head = JointHead(width, head.num_classes, head.num_domains, score=head.score)
+
+    def features(self, images: Tensor) -> Tensor:
+        found: Tensor = self.neck(self.backbone(images)) * self.scale
+        return found
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        images, labels, domains = batch
+        features = self.features(images)
+        logits = self.head(features)
+        loss = self.task_loss(logits, self.targets(domains, self.generator, logits.detach(), labels), labels)
+        assert self.loss_term is not None
+        return self.loss_term(loss, features, labels)
+
+
+class Darker(JointModule):
+    """An augmentation without random numbers."""
+
+    def augment(self, images: Tensor) -> Tensor:
+        return images / 2
+
+
+class Narrow(JointModule):
+    """It does not take what a run supplies."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__(backbone, 12, 10)
+
+
+class OwnRate(JointModule):
+    """An optimizer of its own, at the rate of the run."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr / 2)
+
+
 class Mark(pl.Callback):
     """Counts epochs, and leaves a file for each fit."""
 
@@ -160,6 +208,11 @@ class Always(Criterion):
 
     def choose(self, tried: Clusterings) -> tuple[int | None, str]:
         return self.number, ""
+
+
+def halved(round: int) -> float:
+    """A rate over the rounds."""
+    return 0.5**round
 
 
 class WideNet(nn.Sequential):

@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import Reports, ToyData, Watched, experiment
-from jdfl_lightning import Algorithm, Experiment, LocalUpdate, TrainerOptions, algorithms, fit
+from jdfl_lightning import (
+    Algorithm,
+    DigitsDomains,
+    Experiment,
+    LocalUpdate,
+    Part,
+    TrainerOptions,
+    algorithms,
+    fit,
+    to_input,
+)
 from jdfl_lightning.algorithms.fedproc import prototype_contrast
 from jdfl_lightning.algorithms.moon import contrast
 from jdfl_lightning.client.fit import Workspace, fit_client
@@ -473,6 +483,55 @@ def test_moon_contrasts_with_the_right_networks_in_eval_mode() -> None:
         task_loss = torch.nn.functional.cross_entropy(logits, run.data.labels[indices])
         term = contrast(features, network(sent, False)(images), network(left, False)(images), 0.5)
     assert result.metrics["train/loss"] == pytest.approx((task_loss + 2 * term).item(), rel=1e-4)
+
+
+def test_moon_contrasts_features_of_the_same_images() -> None:
+    """The frozen networks get the images that the module's augmentation made, here half as bright."""
+    run = experiment(algorithm=algorithms.MOON(mu=2.0), model=Part("own_parts.Darker"), batch_size=500, lr=1e-9)
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
+    before = {
+        name: tensor + 0.1 * torch.linspace(-1, 1, tensor.numel()).view_as(tensor) for name, tensor in weights.items()
+    }
+    _, state = fit_client(workspace, FitTask(0, 1, 0, before, buffers), {})
+    alone, _ = fit_client(workspace, FitTask(0, 2, 0, weights, buffers), {})
+    result, _ = fit_client(workspace, FitTask(0, 2, 0, weights, buffers), state)
+    images = to_input(run.data.images[run.data.partition.clients[0]]) / 2
+
+    def features(tensors: Tensors) -> Tensor:
+        backbone = build_backbone("helpers.tiny_net", 8)
+        backbone.load_state_dict({n.removeprefix("backbone."): t for n, t in tensors.items() if "head" not in n})
+        with torch.no_grad():
+            found: Tensor = backbone(images)
+        return found
+
+    term = contrast(features(weights), features(weights), features(before), 0.5).item()
+    assert result.metrics["train/loss"] - alone.metrics["train/loss"] == pytest.approx(2 * term, rel=1e-4)
+
+
+def test_a_failed_fit_leaves_no_hook_of_moon(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace(experiment(algorithm=algorithms.MOON()))
+    weights, buffers = workspace.initial(1)
+    _, state = fit_client(workspace, FitTask(0, 1, 0, weights, buffers), {})
+    monkeypatch.setattr(algorithms.moon, "contrast", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fit_client(workspace, FitTask(0, 2, 0, weights, buffers), state)
+    assert not workspace.module(weights, buffers).backbone._forward_pre_hooks
+
+
+def test_fedproc_sums_features_of_images_without_augmentation() -> None:
+    task = FitTask(0, 1, 0, {}, {})
+    sums = []
+    invert: list[str | dict[Any, Any]] = [{"class_path": "RandomInvert", "init_args": {"p": 1}}]
+    for augment in (None, invert):
+        data = DigitsDomains(size=8, num_clients=4, augment=augment)
+        data.deal(0)
+        run = experiment(algorithm=algorithms.FedProc(), data=data, lr=1e-12)
+        workspace = Workspace(run)
+        weights, buffers = workspace.initial(1)
+        result, _ = fit_client(workspace, dataclasses.replace(task, weights=weights, buffers=buffers), {})
+        sums.append(result.upload["features"]["sums"])
+    torch.testing.assert_close(sums[0], sums[1], atol=1e-4, rtol=1e-4)
 
 
 def test_moon_keeps_the_local_network_and_uses_it() -> None:

@@ -497,7 +497,7 @@ def test_from_yaml_and_the_command_line() -> None:
     assert as_dict(run)["callbacks"] == [
         {
             "class_path": "jdfl_lightning.callbacks.early_stopping.EarlyStopping",
-            "init_args": {"metric": "test/acc", "patience": 5, "mode": "max", "min_delta": 0.0},
+            "init_args": {"metric": None, "patience": 5, "mode": "max", "min_delta": 0.0},
         },
         {"class_path": "test_callbacks.After", "init_args": {"rounds": 7}},
     ]

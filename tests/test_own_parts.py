@@ -14,7 +14,21 @@ import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from helpers import contents, experiment, finished, same, targets
-from jdfl_lightning import SCAFFOLD, Clustering, Experiment, FedAvg, LocalUpdate, PoolBackend, TrainerOptions, fit
+from jdfl_lightning import (
+    SCAFFOLD,
+    Agreement,
+    Clustering,
+    EarlyStopping,
+    Experiment,
+    FedAvg,
+    LocalUpdate,
+    PoolBackend,
+    Run,
+    TrainerOptions,
+    evaluate,
+    fit,
+    to_input,
+)
 from jdfl_lightning.client.fit import Workspace, fit_client, train
 from jdfl_lightning.client.schedule import round_factor
 from jdfl_lightning.client.trainer import REFUSED
@@ -25,7 +39,7 @@ from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.server.resume import check_same
 from jdfl_lightning.storage.weights import load_model
-from own_parts import Always, Smooth
+from own_parts import Always, Narrow, Neck, OwnRate, Smooth, halved
 from pages import ROOT, read
 
 COSINE = Part(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=4)
@@ -206,6 +220,60 @@ def test_an_own_module() -> None:
         experiment(model=Part(Smooth, nose=0.5))
     with pytest.raises(InputError, match="--model to be a JointModule"):
         experiment(model=Part(torch.optim.SGD))
+    with pytest.raises(InputError, match="--trainer to be of type TrainerOptions"):
+        experiment(trainer={"precision": "32"})
+
+
+def test_an_own_network() -> None:
+    """Statistics and frozen parameters of its own layers are the run's: the same in every process, on resume, saved."""
+    settings: dict[str, Any] = {"model": Part(Neck, width=6), "trainer": TrainerOptions(precision="64-true")}
+    first = Run.read(fit(experiment(**settings, run_dir="first"), progress=False).folder)
+    fit(experiment(**settings, backend=PoolBackend(workers=2), run_dir="pool"), progress=False)
+    assert same("first", "pool")
+    cut = experiment(**settings, rounds=1, run_dir="cut")
+    fit(cut, progress=False)
+    fit(replace(cut, rounds=2, run_dir=None, resume="cut"), progress=False)
+    assert same("first", "cut")
+    saved = load_model(first.folder, "last")
+    assert {"neck.1.running_mean", "scale"} <= set(saved.buffers)
+    assert evaluate(first, progress=False).loc["last", "test/acc"] == first.last["test/acc"]
+    data, model = experiment().data, first.model("last").double()
+    data.deal(0)
+    with torch.no_grad():
+        right = [model.head.predict(model(x.double())) == y for x, y, _ in data.test_dataloader()]
+    assert torch.cat(right).double().mean().item() == pytest.approx(first.last["test/acc"], abs=1e-6)
+    logits = model(to_input(data.images[:4]).double())
+    expected = model.head.class_probabilities(logits)[torch.arange(4), model.head.predict(logits)]
+    assert first.predict(data.images[:4], "last")["probability"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_an_own_network_of_a_stranger_is_not_imported() -> None:
+    run = Run.read(finished("run", model=Part(Neck), backbone="PaperCNN").folder)
+    assert run.model().class_names == run.model(trust=True).class_names
+    config = run.folder / "config.yaml"
+    config.write_bytes(config.read_bytes().partition(b"\n")[2])
+    with pytest.raises(InputError, match=r"names own_parts\.Neck, which would be imported"):
+        run.model()
+    trained_otherwise = finished("smooth", model=Part(Smooth))
+    assert load_model(trained_otherwise.folder, "last").header.model is None  # used without its class
+
+
+def test_a_module_that_takes_too_little() -> None:
+    with pytest.raises(
+        InputError, match=r"own_parts\.Narrow failed: TypeError: .*in_features.*super\(\)\.__init__\(\*\*rest"
+    ):
+        Workspace(experiment(model=Part(Narrow)))
+
+
+def test_the_rate_of_a_module_is_the_runs() -> None:
+    """--model.lr would have no effect; a module that makes its optimizer itself has --lr in self.lr."""
+    with pytest.raises(InputError, match=r"--model without lr, which the run supplies"):
+        experiment(model=Part(Smooth, lr=0.1))
+    with pytest.raises(InputError, match=r"--model without lr, which the run supplies"):
+        parse_experiment("fit", ["--model", "own_parts.Smooth", "--model.lr", "0.1"])
+    _, half = one_fit(experiment(lr=0.1))
+    _, own = one_fit(experiment(model=Part(OwnRate), lr=0.2))
+    assert all(torch.equal(half.weights[name], own.weights[name]) for name in half.weights)
 
 
 def test_a_backbone_with_arguments() -> None:
@@ -241,6 +309,18 @@ def test_options_win_over_configs_wherever_they_stand() -> None:
         ("clustering:\n  epoch: 3\n", r"mine\.yaml, line 2: there is no setting 'clustering\.epoch'\. Did you mean"),
         ("rounds: 2\n\nlr: fast\n", r"--lr to be of type float .* \(mine\.yaml, line 3\)"),
         ("data:\n  class_path: PACS\n  init_args:\n    size: x\n", r"--data\.size .*\(mine\.yaml, line 4\)"),
+        ("data:\n  class_path: PACS\n  init_args:\n    sice: 8\n", r"no --data\.sice.*size.*\(mine\.yaml, line 4\)"),
+        ("data:\n  class_path: PACS\n  sice: 8\n", r"mine\.yaml, line 3: 'sice' is beside a class_path"),
+        ("optimizer:\n  class_path: Adam\n  init_args: {lrr: 1}\n", r"--optimizer\.lrr.*\(mine\.yaml, line 3\)"),
+        ("lr: 1\nlr_scheduler: StepLR\n", r"--lr_scheduler\.step_size: StepLR needs it\. \(mine\.yaml, line 2\)"),
+        ("callbacks:\n- class_path: EarlyStopping\n  init_args:\n    patience: x\n", r"patience .*yaml, line 4\)"),
+        (
+            "trainer:\n  callbacks:\n  - class_path: own_parts.Mark\n    init_args: {fol: x}\n",
+            r"\.fol: .*yaml, line 4\)",
+        ),
+        ("lr: 1\nrounds: -1\n", r"--rounds to be positive .*\(mine\.yaml, line 2\)"),
+        ("algorithm: SCAFFOLD\nmomentum: 0.9\n", r"--momentum to be 0 .*\(mine\.yaml, line 2\)"),
+        ("data:\n  class_path: PACS\n  init_args:\n    augment: [Flp]\n", r"--data\.augment: .*yaml, line 4\)"),
     ],
 )
 def test_a_wrong_key_is_found(text: str, message: str) -> None:
@@ -255,14 +335,77 @@ def test_a_wrong_key_is_found(text: str, message: str) -> None:
         (["--optimizer", "AdamWW"], r"Did you mean AdamW\? Known names: .*SGD"),
         (["--optimizer", "AdamW", "--optimizer.lrr", "1"], r"no --optimizer\.lrr\. Did you mean lr\? It has lr, betas"),
         (["--algorithm", "SCAFOLD"], r"Did you mean SCAFFOLD\? Known names: .*SCAFFOLD"),
-        (["--supervision", "gradd"], r"Did you mean graded\? Known names: base, hard, graded, random, uniform"),
-        (["--roudns", "3"], r"There is no option --roudns\. Did you mean rounds\?"),
-        (["--lr_scheduler", "CosineAnnealingLR"], r"T_max"),
+        (
+            ["--supervision", "gradd"],
+            r"Did you mean graded\? Known names: base, hard, graded, random, uniform, em, online",
+        ),
+        (["--roudns", "3"], r"There is no option --roudns\. Did you mean --rounds\?"),
+        (["--confg", "digits"], r"There is no option --confg\. Did you mean --config\?"),
+        (["rounds", "3"], r"Expected an option, as in --rounds, but got 'rounds'"),
+        (["--lr_scheduler", "CosineAnnealingLR"], r"^Expected --lr_scheduler\.T_max: CosineAnnealingLR needs it\.$"),
+        (["--lr_scheduler", "ReduceLROnPlateau"], r"--lr_scheduler to be a schedule without a metric"),
+        (["--lr_scheduler", "Stepp"], r"Known names: LambdaLR"),
+        (["--lr_scheduler.step_size", "1", "--lr_scheduler", "StepLR"], r"--lr_scheduler is given after its option"),
+        (["--supervision", "own_parts.Halvs"], r"^--supervision: .*own_parts has no Halvs\. Did you mean 'Halves'\?$"),
+        (["--model", "own_parts.Neckk"], r"^--model: .*own_parts has no Neckk\. Did you mean 'Neck'\?$"),
+        (["--model", "own_parts.Mark"], r"^Expected --model to be a JointModule but own_parts\.Mark is not\.$"),
+        (
+            ["--supervision", "own_parts.Mark"],
+            r"^Expected --supervision to be a Supervision but own_parts\.Mark is not",
+        ),
+        (["--supervision", "nowhere.Rule"], r"^--supervision: .*there is no module nowhere\.$"),
+        (["--trainer.callbacks+=own_parts.Mak"], r"^--trainer\.callbacks: .*Did you mean 'Mark'\?$"),
+        (["--trainer.callbacks.folder", "x"], r"--trainer\.callbacks\.folder after --trainer\.callbacks\+=NAME"),
+        (["--callbacks+=EarlyStoping"], r"Did you mean EarlyStopping\? Known names: (?!.*RunJournal)"),
     ],
 )
 def test_words_that_help(args: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_experiment("fit", args)
+
+
+def test_a_line_is_only_named_if_it_is_the_reason() -> None:
+    """An option wins over a config, so that the config's line has nothing to do with its value."""
+    Path("mine.yaml").write_text("rounds: 7\ndata:\n  class_path: DigitsDomains\n")
+    for args in (["--rounds", "many"], ["--data.sice=8"], ["--data", "Digitz"]):
+        with pytest.raises(InputError) as raised:
+            parse_experiment("fit", ["--config", "mine.yaml", *args])
+        assert "mine.yaml" not in str(raised.value)
+
+
+def test_one_class_for_a_list() -> None:
+    """As in LightningCLI: one class without a list, and the options of the last one."""
+    mark, timer = Part("own_parts.Mark", folder="x"), Part("lightning.pytorch.callbacks.Timer", interval="epoch")
+    args = ["--callbacks", "EarlyStopping", "--callbacks.patience", "3", "--regularizers=Agreement"]
+    args += ["--trainer.callbacks", "own_parts.Mark", "--trainer.callbacks.folder=x"]
+    args += ["--trainer.callbacks+=Timer", "--trainer.callbacks.interval", "epoch"]
+    run = parse_experiment("fit", args)
+    assert run.callbacks == [EarlyStopping(patience=3)]
+    assert run.regularizers == [Agreement()]
+    assert run.trainer.callbacks == [mark, timer]
+    Path("mine.yaml").write_text(
+        "callbacks: EarlyStopping\nregularizers: {class_path: Agreement}\n"
+        "trainer:\n  callbacks: {class_path: own_parts.Mark, init_args: {folder: x}}\n"
+    )
+    run = parse_experiment("fit", ["--config", "mine.yaml", "--trainer.callbacks+=Timer"])
+    assert (run.callbacks, run.regularizers) == ([EarlyStopping()], [Agreement()])
+    assert run.trainer.callbacks == [mark, Part("lightning.pytorch.callbacks.Timer")]
+    assert parse_experiment("fit", ["--config", "mine.yaml", "--trainer.callbacks", "[]"]).trainer.callbacks == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": Part("torch.optim.Adam", lr=-1.0)}, "Invalid learning rate"),
+        ({"optimizer": Part("torch.optim.Muon"), "backbone": "PaperCNN"}, "only supports 2D parameters"),
+        ({"lr_scheduler": Part("torch.optim.lr_scheduler.OneCycleLR", max_lr=1.0)}, "total_steps"),
+        ({"round_scheduler": Part("torch.optim.lr_scheduler.MultiStepLR", milestones=3)}, "TypeError"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_built_leaves_no_folder(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=rf"--optimizer, --lr_scheduler and --round_scheduler .*{message}"):
+        fit(experiment(**settings, run_dir="run"), progress=False)
+    assert not Path("run").exists()
 
 
 def test_parts_in_a_config_come_back(tmp_path: Path) -> None:
@@ -279,6 +422,21 @@ def test_parts_in_a_config_come_back(tmp_path: Path) -> None:
     again = parse_experiment("fit", ["--config", str(file)])
     assert as_dict(again) == as_dict(run)
     check_same(again, tmp_path)
+
+
+def test_a_function_as_an_argument(tmp_path: Path) -> None:
+    """It is kept by its import path, so that a config has it and a resumed run finds it."""
+    given = ["--round_scheduler", "LambdaLR", "--round_scheduler.lr_lambda", "own_parts.halved"]
+    run = parse_experiment("fit", given)
+    part = Part(torch.optim.lr_scheduler.LambdaLR, lr_lambda=halved)
+    assert run.round_scheduler == part == Part("torch.optim.lr_scheduler.LambdaLR", lr_lambda="own_parts.halved")
+    assert [round_factor(run.round_scheduler, number) for number in (1, 2, 4)] == [1, 0.5, 0.125]
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(as_dict(run)))
+    assert parse_experiment("fit", ["--config", str(file)]).round_scheduler == part
+    for value in (lambda round: 1.0, torch.zeros(1)):
+        with pytest.raises(InputError, match="lr_lambda to be plain values or an importable function"):
+            Part(torch.optim.lr_scheduler.LambdaLR, lr_lambda=value)
 
 
 def test_a_part_says_what_it_cannot_do() -> None:

@@ -579,7 +579,7 @@ def test_best_weights_are_those_of_a_row() -> None:
 
 def main_test(folder: Path) -> float:
     """Accuracy of the best weights, measured anew."""
-    return run_again(experiment(supervision="base"), folder, Display())["best"].overall
+    return run_again(experiment(supervision="base"), folder, Display())[1]["best"].overall
 
 
 def test_a_run_has_one_writer() -> None:

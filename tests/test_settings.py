@@ -44,7 +44,13 @@ def test_what_decides_phase_1() -> None:
         *("trainer.precision", "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm"),
         *("trainer.accumulate_grad_batches", "trainer.limit_train_batches"),
         *("trainer.callbacks", "trainer.fast_dev_run"),
-        *("clustering.epochs", "clustering.layers", "clustering.fraction", "clustering.sketch_dim"),
+        *(
+            "clustering.epochs",
+            "clustering.layers",
+            "clustering.labels",
+            "clustering.fraction",
+            "clustering.sketch_dim",
+        ),
     }
 
 

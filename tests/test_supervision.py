@@ -100,7 +100,7 @@ def test_head_lr_is_a_factor_on_the_heads_rate_alone() -> None:
 
 def test_short_names_stand_for_classes() -> None:
     assert [type(experiment(supervision=name).supervision) for name in short_names()] == list(short_names().values())
-    with pytest.raises(InputError, match=r"'base', 'hard', 'graded', 'random', 'uniform' but got 'Graded'. Did you"):
+    with pytest.raises(InputError, match=r"'random', 'uniform', 'em', 'online' but got 'Graded'. Did you"):
         experiment(supervision="Graded")
 
 

@@ -17,6 +17,7 @@ from jdfl_lightning.backends import (
     LocalBackend as LocalBackend,
     PoolBackend as PoolBackend,
     RayBackend as RayBackend,
+    VectorBackend as VectorBackend,
 )
 from jdfl_lightning.callbacks import (
     EarlyStopping as EarlyStopping,
@@ -71,6 +72,8 @@ from jdfl_lightning.models import (
 )
 from jdfl_lightning.regularizers import (
     Agreement as Agreement,
+    Balance as Balance,
+    Prototype as Prototype,
     Regularizer as Regularizer,
     Step as Step,
     Term as Term,
@@ -93,9 +96,13 @@ from jdfl_lightning.studies.model import TrainedModel as TrainedModel
 from jdfl_lightning.studies.run import Discovery as Discovery, Run as Run
 from jdfl_lightning.studies.training import discover as discover, fit as fit
 from jdfl_lightning.supervision import (
+    EM as EM,
+    ClientSums as ClientSums,
+    EMTargets as EMTargets,
     Graded as Graded,
     Hard as Hard,
     Learned as Learned,
+    Online as Online,
     Plain as Plain,
     Random as Random,
     Supervision as Supervision,

@@ -7,7 +7,7 @@ file with both sides.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -80,11 +80,14 @@ class LocalUpdate(pl.Callback):
         self.begin(self._params)
 
     def _count_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        ours = [(param, group["lr"]) for group in optimizer.param_groups for param in group["params"]]
+        self.count_step({self._names[id(param)]: float(rate) for param, rate in ours if id(param) in self._names})
+
+    def count_step(self, rates: Mapping[str, float]) -> None:
+        """Count a step of the optimizer, with the learning rate of each parameter."""
         self.num_steps += 1
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if id(param) in self._names:
-                    self.lr_sums[self._names[id(param)]] += float(group["lr"])
+        for name, rate in rates.items():
+            self.lr_sums[name] += rate
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer

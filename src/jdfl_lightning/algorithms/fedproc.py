@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, Protocol, cast
 
 import lightning.pytorch as pl
 import torch
@@ -15,10 +15,15 @@ from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
-from jdfl_lightning.models import eval_mode
+from jdfl_lightning.joint import JointHead
+from jdfl_lightning.models.features import class_features, reason_impossible
 
-_SLACK = 1e-5
-"""Tolerance for the norm of a feature normalised in single precision."""
+
+class _Loader(Protocol):
+    """The training batches of a client."""
+
+    def plain(self) -> Iterable[Sequence[Tensor]]:
+        """Return the same images, labels and domains without augmentation."""
 
 
 def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, labels: Tensor) -> Tensor:
@@ -56,9 +61,7 @@ class FedProc(FedAvg):
 
     def reason_unusable(self, upload: Record) -> str | None:
         """Features have norm 1, so the norm of a class's sum is at most its number of samples."""
-        sums, counts = upload["features"]["sums"], upload["features"]["counts"]
-        possible = (counts >= 0) & (sums.norm(dim=1) <= counts * (1 + _SLACK))
-        return None if possible.all() else "its sums of features are not those of as many samples as it counts"
+        return reason_impossible(upload["features"])
 
     def aggregate(
         self, weights: Tensors, server: Record, results: Iterable[FitResult], context: RoundContext
@@ -113,17 +116,9 @@ class PrototypeUpdate(LocalUpdate):
         return self.progress * task_loss + (1 - self.progress) * term
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sum the normalised features of each class with the client's own model."""
-        backbone, head = cast(nn.Module, pl_module.backbone), cast(nn.Module, pl_module.head)
-        num_classes, weight = cast(int, head.num_classes), cast(Tensor, head.weight)
-        sums = torch.zeros(num_classes, cast(int, head.in_features), dtype=torch.float64)
-        counts = torch.zeros(num_classes, dtype=torch.float64)
-        with torch.no_grad(), eval_mode(backbone):
-            for images, labels, _ in cast(Iterable[tuple[Tensor, Tensor, Tensor]], trainer.train_dataloader):
-                features = normalize(backbone(images.to(weight)).float(), dim=1)
-                sums.index_add_(0, labels, features.cpu().double())  # not every device has double precision
-                counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float64))
-        self._features = {"sums": sums, "counts": counts}
+        """Sum the normalised features of each class with the client's own model, of images without augmentation."""
+        backbone, head = cast(nn.Module, pl_module.backbone), cast(JointHead, pl_module.head)
+        self._features = class_features(backbone, head, cast(_Loader, trainer.train_dataloader).plain())
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload sums and counts; keep no state."""

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, softplus
+from torch.utils.hooks import RemovableHandle
 
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
@@ -63,6 +64,7 @@ class ContrastiveUpdate(LocalUpdate):
         self.mu, self.temperature = mu, temperature
         self._frozen: list[nn.Module] = []
         self._images = torch.empty(0)
+        self._watch: RemovableHandle | None = None
         self._trained: Tensors = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -72,12 +74,21 @@ class ContrastiveUpdate(LocalUpdate):
             backbone = cast(nn.Module, pl_module.backbone)
             self._frozen = [copy.deepcopy(backbone).eval().requires_grad_(False) for _ in range(2)]
             self._frozen[1].load_state_dict(self.state["previous"])
+            self._watch = backbone.register_forward_pre_hook(self._keep_images)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Keep the images, which the frozen networks need too."""
         self._images = batch[0]
+
+    def _keep_images(self, backbone: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """Keep the images as the backbone gets them, augmented: the frozen networks need the same."""
+        self._images = args[0].detach()
+
+    def _unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.remove()
 
     def loss(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Add mu * contrast."""
@@ -89,8 +100,13 @@ class ContrastiveUpdate(LocalUpdate):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the local network after the fit."""
+        self._unwatch()
         self._trained = snapshot(cast(nn.Module, pl_module.backbone).state_dict())
         self._frozen = []
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Leave the module as it was; a process uses it for its next client."""
+        self._unwatch()
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Keep the local network."""

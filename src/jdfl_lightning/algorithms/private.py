@@ -60,6 +60,14 @@ class PrivateFedAvg(FedAvg):
         clients = experiment.data.num_clients
         why = "as a larger one allows to publish one client's data"
         require(self.delta < 1 / clients, "--algorithm.delta", f"below 1 / {clients} clients, {why},", self.delta)
+        senders = [type(part).__name__ for part in experiment.regularizers if part.sends]
+        why = "as their sums would leave a client without noise"
+        require(
+            not senders,
+            "--regularizers",
+            f"without ones to which clients send sums with PrivateFedAvg, {why},",
+            senders,
+        )
         for flag, value, wanted, why in (
             ("max_update_norm", experiment.max_update_norm, None, "which clips"),
             ("min_clients", experiment.min_clients, 1, "as no round may be void"),

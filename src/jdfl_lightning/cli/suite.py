@@ -14,15 +14,17 @@ def suite(
     supervisions: Names = Names("base,graded,random"),
     seeds: Numbers = Numbers("0,1,2"),
     num_domains: Numbers | None = None,
+    unseen: Names | None = None,
 ) -> int:
     """run a matrix of algorithms, supervisions and seeds, or what is left of it, and report on it
 
     Args:
         settings: of every run; --run_dir is the folder of the suite.
         algorithms: Federated optimizers, such as FedAvg,SCAFFOLD; null for the config's.
-        supervisions: Some of base, hard, graded, random, uniform, or import paths of your own.
+        supervisions: Some of base, hard, graded, random, uniform, em, online, or import paths of your own.
         seeds: Seeds.
         num_domains: Numbers of pseudo-domains to try, such as 2..7; null for what the settings say.
+        unseen: Domains to leave out, a run for each, such as photo,sketch; each for all; null for the settings' own.
     """
     from functools import partial
 
@@ -39,7 +41,7 @@ def suite(
     from jdfl_lightning.ui.loggers import WandbRounds
 
     reuse_memory()
-    matrix = Combinations(algorithms, supervisions, seeds, num_domains)
+    matrix = Combinations(algorithms, supervisions, seeds, num_domains, unseen)
     folder, runs = plan(partial(parse_experiment, f"{PROGRAM} suite"), settings, matrix)
     console = Console()
     with open_display(console) as display:

@@ -14,7 +14,7 @@ def evaluate(
     data__root: str | None = None,
     trust: bool = False,
 ) -> int:
-    """evaluate the saved weights of a run again
+    """evaluate the saved weights of a run again, and write evaluation.json and the confusion matrix
 
     Args:
         run: Folder of the run.
@@ -25,17 +25,23 @@ def evaluate(
     from rich.console import Console
 
     from jdfl_lightning.cli.program import FAILED
+    from jdfl_lightning.report.details import details_tables
     from jdfl_lightning.report.run import accuracy_table
+    from jdfl_lightning.server.closing import write_details
     from jdfl_lightning.storage.folder import read_run
     from jdfl_lightning.studies import inference
     from jdfl_lightning.ui.display import open_display
 
     console = Console()
     with open_display(console) as display:
-        rows = inference.evaluate(run, score, data__root, trust, display).to_dict("index")
+        done = inference.tested(run, score, data__root, trust, display)
+        details = done.details(run)
+    rows = {row.pop("weights"): row for row in done.rows}
     found = read_run(run)
     usual = found.config.get("score", "max")
     console.print(accuracy_table(f"class-only accuracy (%), score {score or usual}", rows))
+    for table in details_tables(details):
+        console.print(table)
     if score not in (None, usual):  # other numbers are what was asked for
         return 0
     logged = {which: row for which, row in found.ends.items() if not math.isnan(row["test/acc"])}  # it was evaluated
@@ -43,4 +49,5 @@ def evaluate(
     if differing:
         print(f"not what metrics.csv says of: {', '.join(differing)}", file=sys.stderr)
         return FAILED
+    write_details(done.workspace, run, details)
     return 0

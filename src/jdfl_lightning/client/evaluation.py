@@ -1,11 +1,11 @@
-"""Global weights -> class-only accuracy overall, for each domain, and of the worst domain."""
+"""Global weights -> class-only accuracy on test, validation and unseen images: overall, by domain, of the worst."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import lightning.pytorch as pl
 import torch
@@ -14,6 +14,8 @@ from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import quiet, silent_trainer
 from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.data import DomainDataModule
+from jdfl_lightning.data.loader import BatchLoader
 
 Counts = dict[str, tuple[int, int]]
 """Domain -> number of held-out images classified correctly, and number of all."""
@@ -25,6 +27,8 @@ class Scores:
 
     overall: float
     domains: dict[str, float]
+    further: dict[str, Scores] = field(default_factory=dict)
+    """The scores on the other parts, by their names: val, unseen."""
 
     @classmethod
     def unknown(cls, domains: Sequence[str]) -> Scores:
@@ -47,10 +51,17 @@ class Scores:
         """Accuracy of the worst domain; NaN if not all were evaluated."""
         return float("nan") if math.isnan(self.overall) else min(self.domains.values())
 
-    def as_metrics(self) -> dict[str, float]:
-        """Return the scores under the names they are logged with."""
-        each = {f"test/acc/{name}": value for name, value in self.domains.items()}
-        return {"test/acc": self.overall, "test/acc_worst": self.worst, **each}
+    def as_metrics(self, part: str = "test") -> dict[str, float]:
+        """Return the scores under the names they are logged with.
+
+        >>> Scores(0.5, {"photo": 0.5}, {"unseen": Scores(0.25, {"sketch": 0.25})}).as_metrics()["unseen/acc/sketch"]
+        0.25
+        """
+        each = {f"{part}/acc/{name}": value for name, value in self.domains.items()}
+        found = {f"{part}/acc": self.overall, f"{part}/acc_worst": self.worst, **each}
+        for name, scores in self.further.items():
+            found |= scores.as_metrics(name)
+        return found
 
 
 @dataclass(frozen=True)
@@ -62,10 +73,26 @@ class Evaluation:
 
 
 def evaluate(workspace: Workspace, models: Mapping[str, Tensors], buffers: Tensors) -> Evaluation:
-    """Test models that share their buffers on every domain's held-out images."""
-    start = time.perf_counter()
-    scores = {name: Scores.of(count(workspace, weights, buffers)) for name, weights in models.items()}
+    """Evaluate models that share their buffers on the test images and on all further parts that there are."""
+    start, parts = time.perf_counter(), further_parts(workspace.data)
+    scores = {}
+    for name, weights in models.items():
+        found = Scores.of(count(workspace, weights, buffers))
+        further = {part: Scores.of(count(workspace, weights, buffers, part)) for part in parts}
+        scores[name] = replace(found, further=further)
     return Evaluation(scores, time.perf_counter() - start)
+
+
+def further_parts(data: DomainDataModule) -> dict[str, Sequence[str]]:
+    """Return the parts besides the test images that there are, with the names of their domains."""
+    parts = {"val": data.domain_names if data.val_fraction else (), "unseen": data.unseen_names}
+    return {name: domains for name, domains in parts.items() if domains}
+
+
+def part_loader(data: DomainDataModule, part: str) -> BatchLoader:
+    """Return the images of a part: test, val or unseen."""
+    loaders = {"test": data.test_dataloader, "val": data.val_dataloader, "unseen": data.unseen_dataloader}
+    return loaders[part]()
 
 
 class _TakeDown(pl.Callback):
@@ -81,10 +108,11 @@ class _TakeDown(pl.Callback):
         self.counts = list(zip(right, seen, strict=True))
 
 
-def count(workspace: Workspace, weights: Tensors, buffers: Tensors) -> Counts:
-    """Test a model on the held-out images of this process."""
-    module, taken = workspace.module(weights, buffers), _TakeDown()
+def count(workspace: Workspace, weights: Tensors, buffers: Tensors, part: str = "test") -> Counts:
+    """Evaluate a model on the images of a part that this process has."""
+    module, taken, data = workspace.module(weights, buffers), _TakeDown(), workspace.data
     with quiet():
         trainer = silent_trainer(workspace.experiment.trainer, callbacks=[taken])
-        trainer.test(module, workspace.data.test_dataloader(), verbose=False)
-    return dict(zip(workspace.data.domain_names, taken.counts, strict=True))
+        trainer.test(module, part_loader(data, part), verbose=False)
+    counts = dict(zip([*data.domain_names, *data.unseen_names], taken.counts, strict=True))
+    return {name: counts[name] for name in (data.unseen_names if part == "unseen" else data.domain_names)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -10,15 +11,18 @@ import torch
 from torch import nn
 
 from jdfl_lightning.algorithms import LocalUpdate
+from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
+from jdfl_lightning.client.rotation import TurnedBatches
 from jdfl_lightning.client.schedule import round_factor
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer, user_callbacks
-from jdfl_lightning.core.errors import PublicError
+from jdfl_lightning.core.errors import InputError, PublicError, without_stop
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, SUPERVISION, FitResult, FitTask
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
 from jdfl_lightning.core.tensors import Record, Tensors, norm, snapshot
+from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
 from jdfl_lightning.models import backbone_on_features, build_backbone, num_features, select_parameters
 from jdfl_lightning.regularizers import Term
@@ -42,6 +46,26 @@ def initial_backbone(experiment: Experiment, pretrained: bool = True) -> nn.Modu
         return build_backbone(name, data.size, arguments, pretrained)
 
 
+def build_module(model: Part | None, backbone: nn.Module, **supplied: Any) -> JointModule:
+    """Build the module of a run: a `JointModule`, or the user's subclass with its own arguments too.
+
+    Args:
+        model: the subclass; None for `JointModule`.
+        backbone: the network below the head.
+        supplied: further arguments of a `JointModule`.
+    """
+    part = model or Part(JointModule)
+    try:
+        module: JointModule = part.build(backbone=backbone, **supplied)
+    except Exception as error:  # whatever a user's class raises
+        raise InputError(
+            f"Expected --model to be built like a JointModule but {part.class_path} failed: {type(error).__name__}: "
+            f"{without_stop(error)}. Its __init__ takes its own arguments and **rest, and calls "
+            "super().__init__(**rest)."
+        ) from error
+    return module
+
+
 class Workspace:
     """Everything a process needs to train or evaluate a model, built once: the data and one module.
 
@@ -63,13 +87,16 @@ class Workspace:
         self.data = experiment.data
         backbone = initial_backbone(experiment) if backbone is None else backbone
         with isolated_randomness(experiment.seed_everything, "backbone"):
-            self._module: JointModule = (experiment.model or Part(JointModule)).build(
-                backbone=backbone,
+            self._module = build_module(
+                experiment.model,
+                backbone,
                 in_features=num_features(backbone, self.data.size),
                 num_classes=len(self.data.class_names),
-                domains=self.data.domain_names,
+                domains=[*self.data.domain_names, *self.data.unseen_names],
                 score=experiment.score,
             )
+        for name in ("lr", "momentum", "weight_decay"):  # for a subclass that makes its optimizer itself
+            setattr(self._module, name, experiment.local_optimizer.argument(name))
         self._module.optimizer, self._module.lr_scheduler = experiment.local_optimizer, experiment.lr_scheduler
         self._module.head_lr = experiment.head_lr
         self._module.to(memory_format=torch.channels_last)
@@ -90,6 +117,19 @@ class Workspace:
             head = self._module.head
             return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
 
+    def check_optimizer(self) -> None:
+        """Raise an `InputError` if optimizer and schedulers cannot be built; a subclass's own are not tried."""
+        experiment, module = self.experiment, self._module
+        try:
+            if type(module).configure_optimizers is JointModule.configure_optimizers:
+                module.configure_optimizers()
+            round_factor(experiment.round_scheduler, 2)
+        except Exception as error:  # whatever a user's class raises
+            raise InputError(
+                "Expected --optimizer, --lr_scheduler and --round_scheduler to work with the network but: "
+                f"{type(error).__name__}: {without_stop(error)}."
+            ) from error
+
     @property
     def frozen(self) -> frozenset[str]:
         """Names of the parameters that are not trained."""
@@ -109,11 +149,14 @@ class Workspace:
             module.head = self._new_head(num_domains)
         module.targets = targets if targets is not None else PlainTargets()
         module.regularizers = nn.ModuleList()
-        for part in (module.backbone, module.head):  # before its first fit, a process has single precision
-            part.to(weights["head.weight"].dtype)
+        dtype = weights["head.weight"].dtype
         with torch.no_grad():
             for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
                 for name, tensor in live.items():
+                    if (
+                        tensor.is_floating_point() and tensor.dtype != dtype
+                    ):  # it is single before a process's first fit
+                        tensor.data = tensor.data.to(dtype)
                     tensor.copy_(values[name])
         return module
 
@@ -139,7 +182,12 @@ def train(
     Returns:
         A copy of the trained parameters, and the numbers that the module logged, by name.
     """
-    with quiet(), isolated_randomness(update.task.seed, "fit", *update.task.where):
+    randomness = isolated_randomness(update.task.seed, "fit", *update.task.where)
+    if isinstance(module, JointModule) and needs_no_trainer(module, update, options):
+        with randomness:
+            PlainLoop(module, loader, update).fit(epochs)
+        return snapshot(module.trainable()), {}
+    with quiet(), randomness:
         trainer = silent_trainer(options, epochs, [update, *user_callbacks(options)], max_steps)
         trainer.fit(module, loader)
     # Trainer has reference cycles, so it stays in memory until the garbage collector runs: free its large tensors now
@@ -147,6 +195,112 @@ def train(
         optimizer.state.clear()
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return snapshot({name: param for name, param in module.named_parameters() if param.requires_grad}), logged
+
+
+@dataclass
+class LocalFit:
+    """One client's fit: everything that decides it, made by `begin_fit`."""
+
+    task: FitTask
+    update: LocalUpdate
+    """The algorithm's client side, or Phase 1's."""
+    targets: TargetRule | None
+    """The supervision's; None where labels are ordinary ones."""
+    terms: dict[str, Term]
+    """The regularizers', by the names of their groups in messages."""
+    loader: BatchLoader
+    epochs: int
+    generator: torch.Generator
+    """Source of the random targets."""
+    lr_factor: float
+    """Factor on the learning rate in this round."""
+
+    @property
+    def discovering(self) -> bool:
+        """Whether it belongs to Phase 1."""
+        return self.task.round == DISCOVERY_ROUND
+
+
+def begin_fit(workspace: Workspace, task: FitTask, state: Record) -> LocalFit:
+    """Prepare one client's fit.
+
+    Args:
+        workspace: this process's data and module.
+        task: what the server sent.
+        state: what the client kept from its last participation.
+    """
+    experiment, data = workspace.experiment, workspace.data
+    number = task.client - workspace.first  # index among this process's clients
+    if len(data.partition.clients[number]) == 0:
+        raise PublicError(
+            f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
+            "lower --data.num_clients."
+        )
+    discovering, sent = task.round == DISCOVERY_ROUND, task.learned
+    terms: dict[str, Term] = {}
+    rule = None
+    if discovering:
+        names = select_parameters(workspace.module(task.weights, task.buffers), experiment.clustering.layers)
+        update: LocalUpdate = (
+            EpochProbe(task, names)
+            if task.every_epoch
+            else DiscoveryProbe(task, names, experiment.clustering.sketch_dim)
+        )
+        epochs = experiment.clustering.epochs
+        batch_size = experiment.clustering.batch_size or experiment.batch_size
+    else:
+        update = experiment.algorithm.local(task, state)
+        joint = SUPERVISION in sent or task.weights["head.weight"].shape[0] > len(data.class_names)
+        if joint:  # else ordinary labels
+            rule = experiment.supervision.rule(sent.get(SUPERVISION, {}), task.domain)
+        terms = {name: part.term(sent.get(name, {})) for name, part in experiment.regularizers_by_name.items()}
+        epochs, batch_size = experiment.epochs, experiment.batch_size
+    shuffle = torch_generator(task.seed, "shuffle", *task.where)
+    loader = data.client_loader(number, max(task.domain, 0), batch_size, shuffle, augment=not discovering)
+    if discovering and experiment.clustering.labels == "rotations":
+        loader = TurnedBatches(loader, len(data.class_names))
+    targets = torch_generator(task.seed, "targets", *task.where)
+    factor = 1.0 if discovering else round_factor(experiment.round_scheduler, task.round)
+    return LocalFit(task, update, rule, terms, loader, epochs, targets, factor)
+
+
+def end_fit(
+    workspace: Workspace, fit: LocalFit, weights: Tensors, buffers: Tensors, logged: dict[str, float]
+) -> tuple[FitResult, Record]:
+    """Return a client's answer and its new state.
+
+    Args:
+        workspace: this process's data and module.
+        fit: the fit.
+        weights: the trained parameters after it.
+        buffers: the network's other tensors after it.
+        logged: numbers that the module logged.
+    """
+    task, update = fit.task, fit.update
+    if update.num_steps == 0:
+        raise PublicError(
+            f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
+            "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
+        )
+    upload, state = update.report(weights)
+    norms = {f"norm/client/{group}": norm(tensors) for group, tensors in state.items()}
+    learned = {name: snapshot(term.collect()) for name, term in fit.terms.items()}
+    if fit.targets is not None:
+        learned[SUPERVISION] = snapshot(workspace.experiment.supervision.collect(fit.targets))
+    result = FitResult(
+        client=task.client,
+        num_examples=len(fit.loader.indices),
+        num_steps=update.num_steps,
+        weight=task.weight,
+        weights={} if fit.discovering else weights,
+        buffers={} if fit.discovering else buffers,
+        upload=upload,
+        learned={name: sums for name, sums in learned.items() if sums},
+        metrics=logged | {"train/loss": update.mean_loss} | norms,
+        keeps_state=bool(state),
+    )
+    vars(update).clear()  # a Trainer still refers to it
+    return result, state
 
 
 def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitResult, Record]:
@@ -160,65 +314,14 @@ def fit_client(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitR
     Returns:
         The client's answer and its new state; everything random in it is a function of (seed, round, client).
     """
-    experiment = workspace.experiment
-    discovering = task.round == DISCOVERY_ROUND
-    number = task.client - workspace.first  # index among this process's clients
-    if len(workspace.data.partition.clients[number]) == 0:
-        raise PublicError(
-            f"Expected client {task.client} to train in round {task.round} but it has no image to take a step with: "
-            "lower --data.num_clients."
-        )
-    supervision, sent = experiment.supervision, task.learned
-    joint = not discovering and task.weights["head.weight"].shape[0] > len(workspace.data.class_names)
-    rule = supervision.rule(sent.get(SUPERVISION, {}), task.domain) if joint else None  # one domain: ordinary labels
-    module = workspace.module(task.weights, task.buffers, rule)
-    terms: dict[str, Term] = {}
-    if discovering:
-        names = select_parameters(module, experiment.clustering.layers)
-        update: LocalUpdate = (
-            EpochProbe(task, names)
-            if task.every_epoch
-            else DiscoveryProbe(task, names, experiment.clustering.sketch_dim)
-        )
-        epochs = experiment.clustering.epochs
-        batch_size = experiment.clustering.batch_size or experiment.batch_size
-    else:
-        update = experiment.algorithm.local(task, state)
-        terms = {name: part.term(sent.get(name, {})) for name, part in experiment.regularizers_by_name.items()}
-        module.regularizers.extend(terms.values())
-        epochs, batch_size = experiment.epochs, experiment.batch_size
-    shuffle = torch_generator(task.seed, "shuffle", *task.where)
-    loader = workspace.data.client_loader(number, max(task.domain, 0), batch_size, shuffle, augment=not discovering)
-    module.generator = torch_generator(task.seed, "targets", *task.where)
-    module.loss_term = update.loss
-    module.lr_factor = 1.0 if discovering else round_factor(experiment.round_scheduler, task.round)
+    fit = begin_fit(workspace, task, state)
+    module = workspace.module(task.weights, task.buffers, fit.targets)
+    module.regularizers.extend(fit.terms.values())
+    module.generator, module.loss_term, module.lr_factor = fit.generator, fit.update.loss, fit.lr_factor
+    options = workspace.experiment.trainer
     try:
-        steps = -1 if discovering else experiment.trainer.max_steps
-        weights, logged = train(module, loader, update, epochs, experiment.trainer, steps)
+        steps = -1 if fit.discovering else options.max_steps
+        weights, logged = train(module, fit.loader, fit.update, fit.epochs, options, steps)
     finally:
         module.generator = module.loss_term = None
-    if update.num_steps == 0:
-        raise PublicError(
-            f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
-            "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
-        )
-    buffers = snapshot(module.statistics())
-    upload, state = update.report(weights)
-    norms = {f"norm/client/{group}": norm(tensors) for group, tensors in state.items()}
-    learned = {name: snapshot(term.collect()) for name, term in terms.items()}
-    if joint:
-        learned[SUPERVISION] = snapshot(supervision.collect(module.targets))
-    result = FitResult(
-        client=task.client,
-        num_examples=len(loader.indices),
-        num_steps=update.num_steps,
-        weight=task.weight,
-        weights={} if discovering else weights,
-        buffers={} if discovering else buffers,
-        upload=upload,
-        learned={name: sums for name, sums in learned.items() if sums},
-        metrics=logged | {"train/loss": update.mean_loss} | norms,
-        keeps_state=bool(state),
-    )
-    vars(update).clear()  # the Trainer still refers to it
-    return result, state
+    return end_fit(workspace, fit, weights, snapshot(module.statistics()), logged)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
 
 import lightning.pytorch as pl
 import torch
@@ -24,6 +24,23 @@ from jdfl_lightning.regularizers import Step, Term
 
 Batch = Sequence[Tensor]
 """Images (B, 3, H, W), class labels (B,) and, where they matter, domains (B,)."""
+
+
+SUPPLIED = (
+    "backbone",
+    "in_features",
+    "num_classes",
+    "domains",
+    "score",
+    "targets",
+    "regularizers",
+    "lr",
+    "momentum",
+    "weight_decay",
+)
+"""Arguments of a `JointModule` that are a run's to give."""
+_OF_A_FIT = ("targets", "regularizers")
+"""Parts of the module that every fit replaces; all others are the network."""
 
 
 class LossTerm(Protocol):
@@ -161,6 +178,16 @@ class JointModule(pl.LightningModule):
             self.log("train/loss", loss, prog_bar=True)
         return loss
 
+    def on_train_end(self) -> None:
+        """Show the trained network to the regularizers."""
+        self.finish_terms(cast(Any, self.trainer.train_dataloader))
+
+    def finish_terms(self, batches: Iterable[Batch]) -> None:
+        """Show the trained network and the training batches, without augmentation, to the regularizers."""
+        plain = batches.plain() if hasattr(batches, "plain") else batches  # a client's; others have no such method
+        for term in self.regularizers:
+            cast(Term, term).finish(self.backbone, self.head, plain)
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Count class-only accuracy."""
         images, labels, _ = _with_domains(batch, needed=False)
@@ -206,12 +233,11 @@ class JointModule(pl.LightningModule):
         return [optimizer], [self.lr_scheduler.build(optimizer)]
 
     def trainable(self) -> Tensors:
-        """Return the live parameters of backbone and head that are trained, by name."""
+        """Return the live parameters that are trained, by name: of backbone, head and a subclass's own layers."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def statistics(self) -> Tensors:
-        """Return the backbone's other tensors, by name: buffers (BatchNorm's statistics) and frozen parameters."""
-        frozen = {name: param for name, param in self.backbone.named_parameters() if not param.requires_grad}
-        return {
-            f"backbone.{name}": tensor for name, tensor in {**dict(self.backbone.named_buffers()), **frozen}.items()
-        }
+        """Return the network's other tensors, by name: buffers (BatchNorm's statistics) and frozen parameters."""
+        frozen = {name: param for name, param in self.named_parameters() if not param.requires_grad}
+        tensors = {**dict(self.named_buffers()), **frozen}
+        return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in _OF_A_FIT}

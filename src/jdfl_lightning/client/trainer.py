@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 import lightning.pytorch as pl
@@ -106,6 +106,13 @@ class TrainerOptions:
         require(clip is None or clip > 0, "--trainer.gradient_clip_val", "positive", clip)
         for part in self.callbacks:
             part.check("--trainer.callbacks", pl.Callback)
+
+    @cached_property
+    def are_plain(self) -> bool:
+        """Whether all of them are at their defaults but for the place, and the place is a CPU."""
+        usual = self == TrainerOptions(accelerator=self.accelerator, devices=self.devices)
+        with quiet():
+            return usual and isinstance(unused_trainer(self).accelerator, CPUAccelerator)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -212,7 +219,7 @@ def silent_trainer(
         callbacks: the run's own; they are called before the user's.
         max_steps: end after this many steps; -1 for no limit.
     """
-    trainer = copy.deepcopy(_unused_trainer(_Key(options)))
+    trainer = copy.deepcopy(unused_trainer(options))
     torch.use_deterministic_algorithms(options.deterministic)  # a global setting, made by each new Trainer
     trainer.fit_loop.max_epochs = max_epochs
     trainer.fit_loop.epoch_loop.max_steps = max_steps
@@ -238,9 +245,13 @@ class _Key:
         return hash(repr(self.options))
 
 
-@cache
-def _unused_trainer(key: _Key) -> pl.Trainer:
+def unused_trainer(options: TrainerOptions) -> pl.Trainer:
     """Return a Trainer to copy; building one takes ten times as long, as it searches all packages for callbacks."""
+    return _build_trainer(_Key(options))
+
+
+@cache
+def _build_trainer(key: _Key) -> pl.Trainer:
     options = key.options
     return pl.Trainer(
         accelerator=options.accelerator,

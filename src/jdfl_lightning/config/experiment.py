@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning.pytorch.loggers import Logger
-from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
@@ -17,7 +17,8 @@ from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.criteria import Criterion, Elbow
 from jdfl_lightning.clustering.sketch import BLOCKS
-from jdfl_lightning.core.errors import require, require_choice, require_types
+from jdfl_lightning.config.arguments import PARTS
+from jdfl_lightning.core.errors import require, require_choice, require_type, require_types
 from jdfl_lightning.core.messages import SUPERVISION
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.settings import declared_settings, setting
@@ -28,6 +29,7 @@ from jdfl_lightning.joint import Score
 from jdfl_lightning.joint.head import Init
 from jdfl_lightning.models import LAYER_SUBSETS, preprocessing_of
 from jdfl_lightning.regularizers import Regularizer
+from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.supervision import Learned, Random, Supervision, short_names
 from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
@@ -45,6 +47,9 @@ class Clustering:
     """Images in a batch of Phase 1; null for batch_size of the training."""
     layers: str | list[str] = setting("B", phase_1=True)
     """Parameters to compare: A (head), B (last conv block and head), C (last two conv blocks and head), or patterns."""
+    labels: Literal["classes", "rotations"] = setting("classes", phase_1=True, in_paper=False)
+    """Labels that clients train on in Phase 1. classes: those of their images. rotations: the angle by which each image
+    is turned, 0, 90, 180 or 270 degrees; then clients are not grouped by the shares of their classes."""
     criterion: Criterion = setting(factory=Elbow)
     """How M is chosen if num_domains is not given: elbow, silhouette, or your own Criterion. With fewer than 4 clients,
     or where no elbow is visible, the silhouette decides."""
@@ -112,10 +117,10 @@ class Experiment:
     algorithm: Algorithm = setting(factory=FedAvg)
     """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
     supervision: Supervision = setting(factory=Random)
-    """base: the optimizer alone, C outputs. hard, graded, random, uniform, or your own Supervision: joint head of M x C
-    outputs with such targets."""
+    """base: the optimizer alone, C outputs. hard, graded, random, uniform, em, online, or your own Supervision: joint
+    head of M x C outputs with such targets."""
     regularizers: list[Regularizer] = setting(factory=list, in_paper=False)
-    """Terms that are added to the loss: a list of Agreement, or your own Regularizer."""
+    """Terms that are added to the loss: a list of Agreement, Balance, Prototype, or your own Regularizer."""
     num_domains: int | None = setting(None)
     """M, the number of pseudo-domains; null to choose it by clustering.criterion."""
     head_init: Init = setting("fresh", in_paper=False)
@@ -148,6 +153,9 @@ class Experiment:
     round_scheduler: Part | None = setting(None, in_paper=False)
     """Scheduler of the learning rate over the rounds, which steps after every round, such as ExponentialLR with gamma
     0.998; null for the same rate in all rounds."""
+    select: Selection | None = setting(None, in_paper=False)
+    """How the best round is picked. val: by the validation images. test: by the test images, as in the paper. last: not
+    at all, the last round counts. null for val if data.val_fraction is above 0, else for test."""
     evaluate_every: int = setting(1, role="length", in_paper=False)
     """Rounds from one evaluation to the next; the last round is always evaluated."""
     max_update_norm: float | None = setting(None, in_paper=False)
@@ -161,8 +169,8 @@ class Experiment:
     discovery: str | None = setting(None, role="place")
     """Folder of a run, or of `discover`, whose discovery is reused instead of repeated; M may differ."""
     backend: Backend = setting(factory=PoolBackend, role="place")
-    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other) or
-    RayBackend (on a cluster)."""
+    """Where clients are trained: PoolBackend (in parallel, where that pays), LocalBackend (one after the other),
+    VectorBackend (small networks, together) or RayBackend (on a cluster)."""
     trainer: TrainerOptions = setting(group=TrainerOptions)
     """Options of the Lightning Trainer that every fit uses."""
     callbacks: list[RunCallback] = setting(factory=list, role="length", in_paper=False)
@@ -182,6 +190,7 @@ class Experiment:
             object.__setattr__(self, "supervision", short_names()[self.supervision]())
         if self.optimizer is None and self.lr is None:
             object.__setattr__(self, "lr", _SGD_RATE)
+        require_type("--trainer", self.trainer, TrainerOptions)
         if self.trainer.fast_dev_run:
             for name in ("rounds", "epochs"):
                 object.__setattr__(self, name, 1)
@@ -208,6 +217,7 @@ class Experiment:
             self.min_clients,
         )
         self._check_parts()
+        self._check_select()
         self.algorithm.check_settings(self)
         self.supervision.check_settings(self)
         for callback in self.callbacks:
@@ -222,21 +232,39 @@ class Experiment:
 
     def _check_parts(self) -> None:
         """Check that the classes named exist, are of the right kind and take the arguments given."""
-        if self.model is not None:
-            supplied = ("backbone", "in_features", "num_classes", "domains", "score", "targets")
-            self.model.check("--model", JointModule, supplied)
+        for name, (parent, supplied) in PARTS.items():
+            part: Part | None = getattr(self, name)
+            if part is not None:
+                part.check(f"--{name}", parent, supplied)
+                require(
+                    not issubclass(part.load(), ReduceLROnPlateau),
+                    f"--{name}",
+                    "a schedule without a metric to watch",
+                    part.name,
+                )
         if self.optimizer is not None:
-            self.optimizer.check("--optimizer", Optimizer, ("params",))
             for name in ("momentum", "weight_decay"):
                 fits = getattr(self, name) == 0 or self.optimizer.accepts(name)
                 require(fits, f"--{name}", f"0 with {self.optimizer.name}, which has none,", getattr(self, name))
             for name in ("lr", "momentum", "weight_decay"):
                 twice = bool(getattr(self, name)) and name in self.optimizer.init_args
                 require(not twice, f"--{name}", f"left out, as --optimizer.{name} is given,", getattr(self, name))
-        for flag in ("lr_scheduler", "round_scheduler"):
-            part: Part | None = getattr(self, flag)
-            if part is not None:
-                part.check(f"--{flag}", LRScheduler, ("optimizer",))
+
+    def _check_select(self) -> None:
+        """Check that the images that pick the best round exist and may do so."""
+        if not self.algorithm.keeps_best:
+            why = f"with {type(self.algorithm).__name__}, whose guarantee does not cover a choice by accuracy,"
+            refused, wanted = ["val", "test"], f"last or null {why}"
+        elif self.data.val_fraction:
+            refused, wanted = ["test"], "val or last with --data.val_fraction, so that test images decide nothing,"
+        else:
+            refused, wanted = ["val"], "test or last without --data.val_fraction, as there are no validation images,"
+        require(self.select not in refused, "--select", wanted, self.select)
+
+    @property
+    def selection(self) -> Selection:
+        """How the best round is picked; last if there is none."""
+        return "last" if not self.algorithm.keeps_best else self.select or ("val" if self.data.val_fraction else "test")
 
     @property
     def local_optimizer(self) -> Part:
@@ -246,6 +274,15 @@ class Experiment:
         short = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         given = {name: value for name, value in short.items() if value}
         return Part(self.optimizer.class_path, **(self.optimizer.init_args | given))
+
+    @property
+    def own_network(self) -> Part | None:
+        """The class that turns images into logits, if it is the user's; None for the head of the backbone's features.
+
+        A subclass of JointModule that changes the training alone is not needed to use what was trained.
+        """
+        own = self.model is not None and self.model.load().forward is not JointModule.forward
+        return self.model if own else None
 
     @property
     def regularizers_by_name(self) -> dict[str, Regularizer]:

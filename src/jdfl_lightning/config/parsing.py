@@ -7,114 +7,31 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import yaml
 from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from jsonargparse.typing import register_type
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from jdfl_lightning.client.module import JointModule
-from jdfl_lightning.clustering.criteria import Criterion
+from jdfl_lightning.config.arguments import PARTS
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.files import as_dict, run_of, usable_settings
-from jdfl_lightning.config.reading import (
-    MOVED,
-    line_of,
-    named_in_full,
-    no_such_option,
-    read_config,
-    take_configs,
-    take_moved,
-)
-from jdfl_lightning.core.errors import InputError, Note, did_you_mean, subclasses
-from jdfl_lightning.core.files import read_settings
+from jdfl_lightning.config.reading import MOVED, named_in_full, read_config, take_configs, take_moved, with_lists
+from jdfl_lightning.config.words import explain, located, require_options
+from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.core.lists import Fractions, Names, Numbers
-from jdfl_lightning.core.parts import Part, load, parameters
-from jdfl_lightning.supervision import short_names
+from jdfl_lightning.core.parts import Part
 from jdfl_lightning.ui.loggers import explain_logger
-
-_REQUIRED = "the following arguments are required: "
-
 
 for _list in (Names, Numbers, Fractions):
     register_type(_list)
 
 
-def _explain(message: str, positional: Sequence[str] = ()) -> str:
-    """Reword an error of jsonargparse in terms of the command line."""
-    keys = re.findall(r'Parser key "([^"]+)"', message)
-    flag = f"--{'.'.join(keys)}"
-    value = re.search(r"(?:Got|Given) value: (.*)", message)
-    types = [name for name in re.findall(r"Expected a <class '(\w+)'>", message) if name != "NoneType"]
-    choices = re.search(r"Literal\[(.*?)\]", message)
-    unknown = re.search(r"Expected a dot import path string: (.*)", message)
-    extra = re.search(r"class_path '(.*?)':\s+Option '(\w+)' is not accepted", message)
-    if not keys and (extra := re.match(r"[Uu]nrecognized arguments: (?:--)?([\w.]+)", message)):
-        return no_such_option(extra[1])
-    if not keys:
-        missing = message.removeprefix(_REQUIRED)
-        names = [name.upper() if name in positional else f"--{name}" for name in missing.split(", ")]
-        return f"{_REQUIRED}{', '.join(names)}" if missing != message else message
-    if keys == ["logger"]:
-        return explain_logger(message)
-    if value and choices:
-        given, known = value[1].strip(), [choice.strip(" '") for choice in choices[1].split(",")]
-        return f"Expected {flag} to be one of {choices[1]} but got {given!r}.{did_you_mean(given, known)}"
-    if value and types:
-        return f"Expected {flag} to be of type {' or '.join(types)} but got {value[1].strip()!r}."
-    if wanted := re.search(r"Not of type \w+: expected (.*)", message):
-        what = wanted[1].rstrip(".") if " but got " in wanted[1] else "given, and with a value"
-        return f"Expected {flag} to be {what}."
-    if unknown:
-        known = _possible(".".join(keys))
-        listed = f" Known names: {', '.join(known)}." if known else ""
-        near = did_you_mean(unknown[1], known).replace("'", "")
-        return f"Expected {flag} to be the name or the import path of a class but got {unknown[1]!r}.{near}{listed}"
-    if extra:
-        options = [name for name in parameters(load(extra[1])) if name not in PARTS.get(keys[0], (None, ()))[1]]
-        near = did_you_mean(extra[2], options).replace("'", "")
-        name = extra[1].rpartition(".")[2]
-        return f"Expected an option of {name} but it has no {flag}.{extra[2]}.{near} It has {', '.join(options)}."
-    return f"{flag}: {message.rpartition(keys[-1])[2].lstrip(chr(34) + ':')}"
-
-
-def _possible(setting: str) -> list[str]:
-    """Return the names of the classes that a setting can have, short names where there are some."""
-    if setting == "supervision":
-        return list(short_names())
-    if setting == "clustering.criterion":
-        return list(Criterion.short_names())
-    if setting in PARTS:
-        home = import_module("torch.optim" if setting == "optimizer" else "torch.optim.lr_scheduler")
-        parent = PARTS[setting][0]
-        return [] if setting == "model" else [n for n in vars(home) if _is_below(getattr(home, n), parent)]
-    hints = get_type_hints(Experiment)
-    parents = [hint for hint in get_args(hints.get(setting)) or (hints.get(setting),) if isinstance(hint, type)]
-    names = [found.__name__ for parent in parents for found in subclasses(parent)]
-    return sorted({name for name in names if not name.startswith("_")})
-
-
-def _is_below(value: Any, parent: type) -> bool:
-    return isinstance(value, type) and issubclass(value, parent) and value is not parent
-
-
 def _parser(program: str, description: str | None) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     return ArgumentParser(prog=program, exit_on_error=False, description=description, allow_abbrev=False)
-
-
-PARTS: dict[str, tuple[type, set[str]]] = {
-    "model": (JointModule, {"backbone", "in_features", "num_classes", "domains", "score", "targets", "regularizers"}),
-    "optimizer": (Optimizer, {"params"}),
-    "lr_scheduler": (LRScheduler, {"optimizer"}),
-    "round_scheduler": (LRScheduler, {"optimizer"}),
-}
-"""Settings that name a class with its arguments, as in LightningCLI: the class's parent, and what the run supplies."""
 
 
 def _part(value: Any) -> Part:
@@ -150,7 +67,13 @@ def _add_settings(parser: ArgumentParser, skip: set[str]) -> None:
     for name, (parent, supplied) in PARTS.items():
         if name not in skip:
             parser.add_subclass_arguments(
-                parent, name, skip=supplied, instantiate=False, fail_untyped=False, required=False, help=hints[name]
+                parent,
+                name,
+                skip=set(supplied),
+                instantiate=False,
+                fail_untyped=False,
+                required=False,
+                help=hints[name],
             )
     defaults = as_dict(Experiment())
     defaults["data"]["init_args"]["normalize"] = None  # a network's weights may have their own
@@ -195,7 +118,9 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
     try:
         found = parser.instantiate(parser.parse_args([*mine, *(arg for arg in settings if arg in ("-h", "--help"))]))
     except ArgumentError as error:
-        raise InputError(f"{_explain(str(error), positional)} (see {program} --help)") from error
+        raise InputError(f"{explain(str(error), positional)} (see {program} --help)") from error
+    if takes_settings:
+        require_options(settings, own)
     return {name: found[dotted.get(name, name)] for name in own} | ({"settings": settings} if takes_settings else {})
 
 
@@ -241,24 +166,33 @@ def parse_experiment(
     files, options = take_configs(args)
     configs = [] if saved is None else [dict(saved)]
     configs += [{name: v for name, v in read_config(file).items() if name not in leave_out} for file in files]
-    moved, options = take_moved(named_in_full(options))
+    moved, options = take_moved(named_in_full(with_lists(options)))
     for config in configs:
         moved = {name: config.pop(name) for name in MOVED if name in config} | moved
-    parser = make_parser(program)
-    texts = [f"--config={yaml.safe_dump(config, sort_keys=False)}" for config in configs]
     try:
-        settings = parser.parse_args([*texts, *options])
-        _use_moved(settings, moved)
-        parts = {name: _as_part(name, settings.pop(name, None)) for name in PARTS}
-        settings = parser.instantiate(settings)
+        return _parse(program, configs, options, moved)
     except ArgumentError as error:
-        raise InputError(_located(_explain(str(error)), files)) from error
-    except InputError:
-        raise
+        raise InputError(located(explain(str(error), given=options), files, options)) from error
+    except InputError as error:
+        if type(error) is not InputError:
+            raise
+        raise InputError(located(str(error), files, options)) from error
     except (ValueError, TypeError, ImportError) as error:  # raised by a class named in the settings
         raise InputError(explain_logger(str(error))) from error
     except OverflowError as error:
         raise InputError(f"Expected numbers of a usual size but one is too large: {error}.") from error
+
+
+def _parse(
+    program: str, configs: Sequence[Mapping[str, Any]], options: Sequence[str], moved: Mapping[str, Any]
+) -> Experiment:
+    """Parse settings, of which later ones win, and options, which win over all of them."""
+    parser = make_parser(program)
+    texts = [f"--config={yaml.safe_dump(config, sort_keys=False)}" for config in configs]
+    settings = parser.parse_args([*texts, *options])
+    _use_moved(settings, moved)
+    parts = {name: _as_part(name, settings.pop(name, None)) for name in PARTS}
+    settings = parser.instantiate(settings)
     found: dict[str, Any] = {
         entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment) if entry.name not in PARTS
     }
@@ -302,21 +236,3 @@ def _use_moved(settings: Any, moved: Mapping[str, Any]) -> None:
     which = f"{', '.join(moved)}: now options of the supervision, as in --supervision.alpha"
     note = f"{which}; the old form still works{rest}."
     warnings.warn(note, Note, stacklevel=3)
-
-
-def _located(message: str, files: Sequence[Path]) -> str:
-    """Add the file and line of the setting that a message names, if a config has it."""
-    flag = re.search(r"--([\w.]+)", message)
-    names = flag[1].split(".") if flag else []
-    for file in reversed(files):
-        found: Any = read_settings(file, aliases=True)
-        depth = 0
-        for name in names:
-            if isinstance(found, dict) and "init_args" in found and name not in found:
-                found = found["init_args"]
-            if not isinstance(found, dict) or name not in found:
-                break
-            found, depth = found[name], depth + 1
-        if depth == len(names) > 0:
-            return f"{message} ({file}, line {line_of(file, names)})"
-    return message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,17 @@ from jdfl_lightning.client.trainer import REFUSED
 from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.files import find_config
+from jdfl_lightning.config.lines import place_of
 from jdfl_lightning.core.errors import InputError, did_you_mean
 from jdfl_lightning.core.files import read_settings
-from jdfl_lightning.core.settings import declared_settings
 from jdfl_lightning.supervision import short_names
 
 MOVED = ("alpha", "tau", "phi")
 """Settings that are now options of the supervision."""
+LISTS = ("callbacks", "regularizers", "trainer.callbacks")
+"""Settings that are lists of classes."""
+_TRAINER_CALLBACKS = "--trainer.callbacks"
 _GROUPS = {field.name: field.metadata["group"] for field in dataclasses.fields(Experiment) if field.metadata["group"]}
-
-
-def known_options() -> list[str]:
-    """Return the names of all settings, with their groups."""
-    return [setting.name for setting in declared_settings(Experiment)]
 
 
 def full_name(setting: str, value: Any) -> Any:
@@ -45,24 +44,19 @@ def full_name(setting: str, value: Any) -> Any:
     return value if found is None else f"{found.__module__}.{found.__qualname__}"
 
 
-def no_such_option(name: str) -> str:
-    """Return what to say about an option that does not exist."""
-    group, _, inner = name.rpartition(".")
-    if group == "trainer" and inner in REFUSED:
-        return f"--{name} is not an option of a run: {REFUSED[inner]}."
-    return f"There is no option --{name}.{did_you_mean(name, known_options()).replace(chr(39), '')}"
-
-
 def read_config(file: Path) -> dict[str, Any]:
     """Read a config file with short names replaced; raise an `InputError` that names the line of an unknown key."""
     settings = read_settings(file, aliases=True)
+    for names in strange_keys(settings):
+        where = place_of(file, names) or str(file)
+        raise InputError(f"{where}: {names[-1]!r} is beside a class_path; options of the class go into init_args.")
     for names in _keys(settings):
         if names[-1] in MOVED and len(names) == 1:
             continue
         scope: Any = Experiment if len(names) == 1 else _GROUPS[names[0]]
         known = [field.name for field in dataclasses.fields(scope)]
         if names[-1] not in known:
-            where = f"{file}, line {line_of(file, names)}"
+            where = place_of(file, names) or str(file)
             name = ".".join(map(str, names))
             if names[0] == "trainer" and names[-1] in REFUSED:
                 raise InputError(f"{where}: {name} is not a setting of a run: {REFUSED[names[-1]]}.")
@@ -73,7 +67,24 @@ def read_config(file: Path) -> dict[str, Any]:
     clustering = settings.get("clustering")
     if isinstance(clustering, dict) and "criterion" in clustering:
         clustering["criterion"] = full_name("clustering.criterion", clustering["criterion"])
+    for name in LISTS:
+        group, _, inner = name.rpartition(".")
+        holder = settings.get(group) if group else settings
+        if isinstance(holder, dict) and isinstance(holder.get(inner), (str, dict)):
+            holder[inner] = [holder[inner]]  # one, given without a list
     return settings
+
+
+def strange_keys(settings: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the nested keys that are beside a class_path, which stands alone or with arguments."""
+    if isinstance(settings, list):
+        for item in settings:
+            yield from strange_keys(item, above)
+    elif isinstance(settings, dict):
+        beside = set(settings) - {"class_path", "init_args", "dict_kwargs"} if "class_path" in settings else set()
+        yield from ((*above, name) for name in settings if name in beside)
+        for name, value in settings.items():
+            yield from strange_keys(value, above if name == "init_args" else (*above, name))
 
 
 def _keys(settings: Mapping[Any, Any]) -> Iterator[tuple[Any, ...]]:
@@ -83,25 +94,6 @@ def _keys(settings: Mapping[Any, Any]) -> Iterator[tuple[Any, ...]]:
         if name in _GROUPS and isinstance(value, dict):
             for inner in value:
                 yield name, inner
-
-
-def line_of(file: Path, names: Sequence[Any]) -> int:
-    """Return the line of a nested key in a YAML file, counted from 1."""
-    node = yaml.compose(file.read_text(), yaml.SafeLoader)
-    line = 1
-    for name in map(str, names):
-        inside = _children(node)
-        if name not in inside and "init_args" in inside:  # an option of a class
-            inside = _children(inside["init_args"][1])
-        if name in inside:
-            line, node = inside[name]
-    return line
-
-
-def _children(node: yaml.Node | None) -> dict[str, tuple[int, yaml.Node]]:
-    """Return the keys of a mapping, each with its line and its value."""
-    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-    return {key.value: (key.start_mark.line + 1, value) for key, value in pairs}
 
 
 def take_configs(args: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -134,6 +126,47 @@ def named_in_full(args: Sequence[str]) -> list[str]:
             found.append(str(full_name(before[2:], arg)) if before.startswith("--") else arg)
         before = arg
     return found
+
+
+def with_lists(args: Sequence[str]) -> list[str]:
+    """Return arguments in which a class given for a list is a list of one, and a Trainer's callback has its options.
+
+    >>> with_lists(["--callbacks", "EarlyStopping", "--callbacks.patience", "5"])
+    ['--callbacks=[EarlyStopping]', '--callbacks.patience', '5']
+    >>> with_lists(["--trainer.callbacks+=Timer", "--trainer.callbacks.verbose=false"])
+    ['--trainer.callbacks+=[{"class_path": "Timer", "init_args": {"verbose": false}}]']
+    """
+    found: list[str] = []
+    callbacks: list[Any] = []  # plain values, which the parser cannot give options
+    sign = "+="
+    rest = iter(args)
+    for arg in rest:
+        option, equals, value = arg.partition("=")
+        of_trainer = option.rstrip("+") == _TRAINER_CALLBACKS or option.startswith(f"{_TRAINER_CALLBACKS}.")
+        if not of_trainer and option.removeprefix("--") not in LISTS:
+            found.append(arg)
+            continue
+        value = value if equals else next(rest, "")
+        if not value:
+            found.append(arg)
+        elif not of_trainer:
+            found.append(f"{option}={value if value[0] == '[' or value == 'null' else f'[{value}]'}")
+        elif option.startswith(f"{_TRAINER_CALLBACKS}."):
+            _give_option(callbacks, option.removeprefix(f"{_TRAINER_CALLBACKS}."), yaml.safe_load(value))
+        else:
+            given = yaml.safe_load(value)
+            sign, callbacks = ("+=", callbacks) if option.endswith("+") else ("=", [])
+            callbacks += given if isinstance(given, list) else [given]
+    return [*found, f"{_TRAINER_CALLBACKS}{sign}{json.dumps(callbacks)}"] if callbacks or sign == "=" else found
+
+
+def _give_option(callbacks: list[Any], name: str, value: Any) -> None:
+    """Give the last callback an option."""
+    if not callbacks:
+        raise InputError(f"Expected {_TRAINER_CALLBACKS}.{name} after {_TRAINER_CALLBACKS}+=NAME, whose option it is.")
+    last = callbacks[-1] if isinstance(callbacks[-1], dict) else {"class_path": callbacks[-1]}
+    name = name.removeprefix("init_args.")
+    callbacks[-1] = last | {"init_args": (last.get("init_args") or {}) | {name: value}}
 
 
 def take_moved(args: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -211,6 +211,15 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         places = torch.tensor([[*seen, *self.unseen_names].index(name) for name in names])
         self.images, self.labels, self.domains = images, labels.long(), places[domains.long()]
 
+    def with_unseen(self, unseen: str) -> DomainDataModule:
+        """Return the same data with another unseen domain; its images are still to be loaded."""
+        other = copy.copy(self)
+        other.unseen = unseen
+        for name in ("images", "labels", "domains", "partition", "_copies"):
+            vars(other).pop(name, None)
+        seen_domains(other)
+        return other
+
     def deal(self, seed: int) -> Partition:
         """Hold out the test images and partition the rest among the clients, as a function of the seed."""
         self.load_once()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -39,6 +40,12 @@ class BatchLoader:
         self.images, self.labels, self.domains = images, labels, domains
         self.indices, self.batch_size, self.generator = indices, batch_size, generator
         self.normalize, self.augmentation = normalize, augmentation
+
+    def plain(self) -> BatchLoader:
+        """Return a loader of the same images without augmentation; it shuffles with the same generator."""
+        plain = copy.copy(self)
+        plain.augmentation = None
+        return plain
 
     def __len__(self) -> int:
         return len(self._sizes())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,28 +68,39 @@ def _count(places: Tensor, names: Sequence[str]) -> dict[str, int]:
 
 
 def data_table(about: dict[str, Any]) -> Table:
-    """Return a table with a line for each domain: its clients and its images in training, validation and test.
+    """Return a table with a line for each domain: its clients, its images by part, and the images of a class.
+
+    The last column has the smallest and the largest number of training images of a class.
 
     Args:
         about: what `describe` returns.
     """
     parts = [part for part in ("train", "val", "test") if part == "train" or about.get(part)]
     table = Table(title=f"{about['data']}: images", title_justify="left")
-    for column in ("domain", "clients", *parts, "classes"):
+    for column in ("domain", "clients", *parts, "classes", "images a class"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     total = [len(about["clients"]), *([0] * len(parts))]
     for domain, classes in about.get("train", {}).items():
         owners = sum(client["domain"] == domain for client in about["clients"])
         numbers = [owners, *(sum(about[part][domain].values()) for part in parts)]
         total[1:] = [before + number for before, number in zip(total[1:], numbers[1:], strict=True)]
-        table.add_row(domain, *map(_shown, numbers), _shown(len(classes)))
+        table.add_row(domain, *map(_shown, numbers), _shown(len(classes)), _range(classes, about["classes"]))
     for domain, classes in about.get("unseen", {}).items():
         blank = [_shown(sum(classes.values())) if part == "test" else "-" for part in parts]
-        table.add_row(f"{domain} (unseen)", "-", *blank, _shown(len(classes)))
+        table.add_row(f"{domain} (unseen)", "-", *blank, _shown(len(classes)), "-")
     if "train" not in about:
         total[1] = sum(client["images"] for client in about["clients"])
-    table.add_row("all", *map(_shown, total), _shown(len(about["classes"])), style="bold")
+    everything = Counter[str]()
+    for classes in about.get("train", {}).values():
+        everything.update(classes)
+    ends = _range(everything, about["classes"]) if everything else "-"
+    table.add_row("all", *map(_shown, total), _shown(len(about["classes"])), ends, style="bold")
     return table
+
+
+def _range(counts: Mapping[str, int], names: Sequence[str]) -> str:
+    numbers = [counts.get(name, 0) for name in names]
+    return f"{_shown(min(numbers))} to {_shown(max(numbers))}"
 
 
 def _shown(number: int) -> str:

@@ -155,7 +155,10 @@ def _build(spec: Any) -> Any:
     arguments = (spec.get("init_args") or {}) if isinstance(spec, dict) else {}
     require(isinstance(arguments, dict), f"{_AUGMENT} {_name(spec)}", "given its init_args by name", arguments)
     path = _name(spec) if "." in _name(spec) else f"{_TRANSFORMS}.{_name(spec)}"
-    part = Part(path, **arguments)
+    try:
+        part = Part(path, **arguments)
+    except InputError as error:
+        raise InputError(f"{_AUGMENT}: {error}") from error
     part.check(_AUGMENT, nn.Module)
     if part.name in _WHOLE_BATCHES and part.class_path.startswith("torchvision."):
         raise InputError(

@@ -95,6 +95,10 @@ def fit_federation(experiment: Experiment, transport: Transport, display: Displa
         transport: sends and receives payloads.
         display: where progress is shown.
     """
+    for name, value in (("val_fraction", 0), ("unseen", None)):
+        given = getattr(experiment.data, name)
+        why = "in a federation, whose sites evaluate test images alone,"
+        require(given == value, f"--data.{name}", f"{'null' if value is None else value} {why}", given)
     find_run(experiment)  # reports wrong settings before waiting for sites
     backend = experiment.backend if isinstance(experiment.backend, SitesBackend) else SitesBackend()
     roster = None if backend.roster is None else read_roster(backend.roster)

@@ -8,6 +8,7 @@ from jdfl_lightning.joint.head import (
     class_probabilities,
     class_scores,
     joint_index,
+    of_class,
     predict_class,
     split_index,
 )
@@ -18,8 +19,12 @@ from jdfl_lightning.joint.targets import (
     PlainTargets,
     RandomTargets,
     TargetRule,
+    cosine_similarities,
+    default_alpha,
     dense_targets,
     graded_table,
+    transfer_weights,
+    with_own,
 )
 
 __all__ = [
@@ -36,11 +41,16 @@ __all__ = [
     "TargetRule",
     "class_probabilities",
     "class_scores",
+    "cosine_similarities",
+    "default_alpha",
     "dense_targets",
     "graded_table",
     "joint_correct",
     "joint_index",
+    "of_class",
     "predict_class",
     "soft_target_kl",
     "split_index",
+    "transfer_weights",
+    "with_own",
 ]

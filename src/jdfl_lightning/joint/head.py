@@ -67,6 +67,20 @@ def per_domain(logits: Tensor, num_classes: int) -> Tensor:
     return split
 
 
+def of_class(values: Tensor, labels: Tensor, num_domains: int) -> Tensor:
+    """Return the M values (B, M) of each sample's class, from values of all outputs (B, M*C).
+
+    >>> of_class(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([1]), num_domains=2)
+    tensor([[2., 4.]])
+    """
+    if values.shape[1] % num_domains:
+        raise ValueError(
+            f"Expected `logits` with a multiple of M={num_domains} columns but got shape {tuple(values.shape)}."
+        )
+    index = labels.view(-1, 1, 1).expand(-1, num_domains, 1)
+    return per_domain(values, values.shape[1] // num_domains).gather(2, index).squeeze(2)
+
+
 def class_scores(logits: Tensor, num_classes: int, score: Score = "max") -> Tensor:
     r"""Return a score for each class: :math:`s_c = \max_d \ell_{d,c}`, or :math:`\log \sum_d e^{\ell_{d,c}}`.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from jdfl_lightning.core.errors import require_choice
-from jdfl_lightning.joint.head import per_domain
+from jdfl_lightning.joint.head import of_class
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -34,13 +34,7 @@ def soft_target_kl(logits: Tensor, targets: Tensor, labels: Tensor | None = None
     log_p = logits.log_softmax(dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
     targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
     if labels is not None:
-        num_domains = targets.shape[1]
-        if logits.shape[1] % num_domains:
-            raise ValueError(
-                f"Expected `logits` with a multiple of M={num_domains} columns but got shape {tuple(logits.shape)}."
-            )
-        index = labels.view(-1, 1, 1).expand(-1, num_domains, 1)
-        log_p = per_domain(log_p, logits.shape[1] // num_domains).gather(2, index).squeeze(2)
+        log_p = of_class(log_p, labels, targets.shape[1])
     elif targets.shape != logits.shape:
         raise ValueError(f"Expected dense targets of shape {tuple(logits.shape)} but got {tuple(targets.shape)}.")
     # 0 * -inf would be NaN: where there is no mass, log p does not matter

@@ -45,7 +45,8 @@ class TargetRule(nn.Module):
     """A table of weights over domains, and the choice of its row.
 
     Args:
-        table: (M, M); row d is the distribution over domains for a sample of domain d. Rows sum to 1.
+        table: (M, M); row d is the distribution over domains for a sample of domain d. Rows sum to 1. Or (C, M, M), a
+            table for each class.
         draw: choose a row at random for each sample instead of the sample's own domain.
 
     >>> TargetRule(torch.eye(2))(torch.tensor([1, 0, 1]))
@@ -59,16 +60,16 @@ class TargetRule(nn.Module):
     def __init__(self, table: Matrix, draw: bool = False) -> None:
         super().__init__()
         table = torch.as_tensor(table)
-        if table.ndim != 2 or table.shape[0] != table.shape[1] or table.shape[0] < 1:
+        if table.ndim not in (2, 3) or table.shape[-2] != table.shape[-1] or table.numel() < 1:
             raise InputError(f"Expected argument `table` to be square but got shape {tuple(table.shape)}.")
-        _check_rows(table)
+        _check_rows(table.flatten(0, -2))
         self.register_buffer("table", table.to(torch.get_default_dtype()))
         self.draw = draw
 
     @property
     def num_domains(self) -> int:
         """M."""
-        return self.table.shape[0]
+        return self.table.shape[-1]
 
     @property
     def needs_domains(self) -> bool:
@@ -93,7 +94,11 @@ class TargetRule(nn.Module):
         if self.draw:
             drawn = torch.randint(self.num_domains, domains.shape, generator=generator)
             domains = drawn.to(self.table.device)
-        return self.table[domains]
+        if self.table.ndim == 2:
+            return self.table[domains]
+        if labels is None:
+            raise ValueError("Expected argument `labels`, as the table differs between classes, but got None.")
+        return self.table[labels, domains]
 
 
 class PlainTargets(TargetRule):
@@ -168,14 +173,28 @@ def graded_table(similarities: Tensor, alpha: float, tau: float) -> Tensor:
             [0.3000, 0.7000]])
     """
     _check_range("alpha", alpha, 0, 1, low_open=True)
-    _check_range("tau", tau, 0, float("inf"), low_open=True)
-    num_domains = similarities.shape[0]
-    if num_domains == 1:
+    if similarities.shape[0] == 1:
         return torch.ones(1, 1)
-    own = torch.eye(num_domains, dtype=torch.bool)
+    return with_own(transfer_weights(similarities, tau), alpha)
+
+
+def transfer_weights(similarities: Tensor, tau: float) -> Tensor:
+    r"""Return :math:`\mathrm{softmax}_{d' \neq d}(s_{d,d'}/\tau)` for every domain d of at least two, as (M, M).
+
+    >>> transfer_weights(torch.tensor([[1.0, 0.9], [0.9, 1.0]]), tau=0.1)
+    tensor([[0., 1.],
+            [1., 0.]], dtype=torch.float64)
+    """
+    _check_range("tau", tau, 0, float("inf"), low_open=True)
+    own = torch.eye(similarities.shape[0], dtype=torch.bool)
     # in double precision and relative to the largest: at a small tau nothing overflows, and the rows sum to 1
     others = similarities.double().masked_fill(own, -torch.inf)
-    weights = ((others - others.amax(dim=1, keepdim=True)) / tau).softmax(dim=1)
+    return ((others - others.amax(dim=1, keepdim=True)) / tau).softmax(dim=1)
+
+
+def with_own(weights: Tensor, alpha: float) -> Tensor:
+    r"""Return target weights (..., M, M): :math:`\alpha` on the own domain, the rest shared by the transfer weights."""
+    own = torch.eye(weights.shape[-1], dtype=torch.bool)
     return ((1 - alpha) * weights).masked_fill(own, alpha).to(torch.get_default_dtype())
 
 

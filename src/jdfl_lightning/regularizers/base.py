@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -42,6 +43,15 @@ class Term(nn.Module):
     def forward(self, step: Step) -> Tensor:
         """Return the weighted term."""
         return self.weight * self.value(step)
+
+    def finish(self, backbone: nn.Module, head: JointHead, batches: Iterable[Sequence[Tensor]]) -> None:
+        """Look at the trained network; called once, after the last step of a fit.
+
+        Args:
+            backbone: the network below the head.
+            head: the head.
+            batches: the training batches, starting with images and labels, for terms that need another pass.
+        """
 
     def collect(self) -> Tensors:
         """Return what is sent to the server after the fit, as the regularizer declares in `upload_form`."""

@@ -39,7 +39,7 @@ _FREE = (
     *(f"data.{name}" for name in PLACES),
 )
 """Settings that do not define an experiment, or are handled separately."""
-_SECTION = ("data", "domains", "epochs", "client_fraction")
+_SECTION = ("data", "domains", "unseen", "select", "epochs", "client_fraction")
 """Settings that define an experiment: each combination is one."""
 _JOINT = ("num_domains", "score", "clustering", "head_init", "supervision")
 """Settings of the joint head, which a baseline does not share."""
@@ -119,6 +119,8 @@ def _read(folder: Path) -> pd.DataFrame:
     table[_BYTES] = table.reindex(columns=_BYTES).cumsum(skipna=False)
     best = run.best
     table["best"] = [row is best for row in run.rows]
+    top = run.best_on("test")
+    table["best_on_test"] = [row is top for row in run.rows]
     for name, value in about.items():
         table[name] = pd.Series([value] * len(table), dtype=object)
     return table
@@ -130,6 +132,9 @@ def _about(run: SavedRun) -> dict[str, object]:
     supervision, data = supervision_name(run.config["supervision"]), str(settings["data"])
     settings["data"] = data.rpartition(".")[2] if data.startswith(PACKAGE) else data
     settings["domains"] = json.dumps(run.domains)
+    settings.pop("select", None)
+    settings |= {"unseen": json.dumps(run.unseen)} if run.unseen else {}
+    settings |= {"select": "last"} if run.select == "last" else {}  # else the data says it
     unused: tuple[str, ...] = ()
     settings.pop("supervision", None)  # its name is a column of its own; its options stay
     if supervision != BASELINE:

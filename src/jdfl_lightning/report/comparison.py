@@ -13,17 +13,30 @@ import pandas as pd
 from jdfl_lightning.joint.targets import default_alpha
 from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import BASELINE, METHOD, PACKAGE, Settings, Value
+from jdfl_lightning.report.protocol import Protocol
 from jdfl_lightning.report.published.differences import differences, shown
 from jdfl_lightning.report.statistics import ROUNDING, paired_difference, spread
-from jdfl_lightning.storage.names import DOMAIN_PREFIX
+from jdfl_lightning.storage.names import DOMAIN_PREFIX, UNSEEN_PREFIX, Selection
 from jdfl_lightning.supervision import short_names
 
 COLUMNS = [
-    *("experiment", "table", "algorithm", "supervision", "num_domains", "settings", "seeds", "quantity", "domain"),
+    *(
+        "experiment",
+        "protocol",
+        "table",
+        "algorithm",
+        "supervision",
+        "num_domains",
+        "settings",
+        "seeds",
+        "quantity",
+        "domain",
+    ),
     *("target", "mean", "std", "count", "difference", "difference_low", "difference_high", "difference_seeds"),
     *("verdict", "paper", "paper_gain", "paper_doubtful", "differs_from_paper"),
 ]
-"""Columns of ``report.csv``. Accuracies are shares; a quantity is accuracy, rounds, bytes_up or bytes_down."""
+"""Columns of ``report.csv``. Accuracies are shares; a quantity is accuracy, rounds, bytes_up or bytes_down; also
+unseen_accuracy, validation_accuracy, accuracy_picked_on_test, unseen_mean and unseen_worst, where they are known."""
 Method: TypeAlias = tuple[str, Settings, str, Settings]
 """The columns `METHOD`, which runs share that differ only in the seed."""
 Runs: TypeAlias = dict[Method, pd.DataFrame]
@@ -44,8 +57,11 @@ class Section:
     about: str
     """Its settings, in words."""
     domains: list[str]
+    unseen: list[str]
+    """The domains that no client has."""
+    protocol: Protocol
     experiment: str | None
-    """The paper's experiment with these settings."""
+    """The paper's experiment with these settings, if the runs follow the paper's protocol."""
     runs: Runs
     results: pd.DataFrame
     """A line for each quantity of each row: `COLUMNS`, and what `_about` returns."""
@@ -93,7 +109,9 @@ def compare(table: pd.DataFrame, targets: Sequence[float] = ()) -> list[Section]
     found.sort(key=lambda section: (order.index(section.experiment), section.about))
     sections = []
     for section in found:
-        told_apart = _differing(section.settings, [other.settings for other in found if other.title == section.title])
+        rivals = [other.settings for other in found if other.title == section.title]
+        hidden = {"unseen"} | ({"domains"} if any("data.unseen" in dict(rival) for rival in rivals) else set())
+        told_apart = _differing([pair for pair in section.settings if pair[0] not in hidden], rivals)
         sections.append(replace(section, title=", ".join(filter(None, (section.title, told_apart)))))
     return sections
 
@@ -101,9 +119,16 @@ def compare(table: pd.DataFrame, targets: Sequence[float] = ()) -> list[Section]
 def _section(settings: Settings, table: pd.DataFrame, targets: Sequence[float]) -> Section:
     known = dict(settings)
     domains, data = json.loads(str(known["domains"])), str(known["data"])
-    experiment = published.find_experiment(data, *map(known.get, ("data.num_clients", "epochs", "client_fraction")))
-    words = [f"{name.removeprefix('data.')} {value}" for name, value in settings if name not in ("data", "domains")]
-    about = ", ".join([data, *words, f"domains {' / '.join(domains)}"])
+    unseen = json.loads(str(known.get("unseen", "[]")))
+    select: Selection = "last" if known.get("select") == "last" else "val" if "data.val_fraction" in known else "test"
+    options = {name.removeprefix("data."): value for name, value in settings if name.startswith("data.")}
+    protocol = Protocol.of(options | ({"unseen": unseen} if unseen else {}), select)
+    wanted = map(known.get, ("data.num_clients", "epochs", "client_fraction"))
+    experiment = published.find_experiment(data, *wanted) if protocol.is_paper else None
+    hidden = ("data", "domains", "unseen", "select")
+    words = [f"{name.removeprefix('data.')} {value}" for name, value in settings if name not in hidden]
+    words += [f"domains {' / '.join(domains)}", *(["last round"] if select == "last" else [])]
+    about = ", ".join([data, *words])
     runs = dict(iter(table.sort_values("seed", kind="stable").groupby(METHOD, sort=False)))
     rows = sorted((_about(method, runs) for method in runs), key=_order)
     main: list[dict[str, Any]] = []
@@ -112,7 +137,8 @@ def _section(settings: Settings, table: pd.DataFrame, targets: Sequence[float]) 
         given = {other["given_domains"] for other in rows if other["kind"] == row["kind"]}
         if row["given_domains"] is None or None not in given:  # else the row with a chosen M represents it
             lines = _lines(row, runs, domains, targets, _paper(row, settings, experiment, m_is_chosen=True))
-            main += [row | {"table": "main"} | line for line in lines]
+            further = _protocol_lines(runs[row["method"]], protocol, unseen)
+            main += [row | {"table": "main"} | line for line in (*lines, *further)]
         if row["given_domains"] is not None and len(given - {None}) > 1:
             line = next(_lines(row, runs, (), (), _paper(row, settings, experiment, m_is_chosen=False)))
             sweep.append(row | {"table": "num_domains"} | line)
@@ -122,9 +148,13 @@ def _section(settings: Settings, table: pd.DataFrame, targets: Sequence[float]) 
         title=data.rpartition(".")[2] if experiment is None else published.TITLES[experiment],
         about=about,
         domains=domains,
+        unseen=unseen,
+        protocol=protocol,
         experiment=experiment,
         runs=runs,
-        results=pd.DataFrame([empty | {"experiment": about} | line for line in (*main, *sweep)], dtype=object),
+        results=pd.DataFrame(
+            [empty | {"experiment": about, "protocol": protocol.name} | line for line in (*main, *sweep)], dtype=object
+        ),
     )
 
 
@@ -192,6 +222,17 @@ def _lines(
         reached = own[own["test/acc"] >= target - ROUNDING].drop_duplicates("seed")
         for name, column in (("rounds", "round"), ("bytes_up", "bytes/up"), ("bytes_down", "bytes/down")):
             yield _quantity(name, reached[column]) | {"target": target}
+
+
+def _protocol_lines(own: pd.DataFrame, protocol: Protocol, unseen: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row's further accuracies: on unseen domains, and as if the round were picked on the test images."""
+    best = own[own["best"]]
+    for name in unseen:
+        yield _quantity("unseen_accuracy", best[UNSEEN_PREFIX + name]) | {"domain": name}
+    if protocol.select == "val":
+        yield _quantity("validation_accuracy", best["val/acc"])
+    if protocol.select != "test":
+        yield _quantity("accuracy_picked_on_test", own[own["best_on_test"]]["test/acc"])
 
 
 def _quantity(name: str, values: Iterable[float]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from jdfl_lightning.storage.folder import SavedRun
-from jdfl_lightning.storage.names import DOMAIN_PREFIX, Which
+from jdfl_lightning.storage.names import DOMAIN_PREFIX, UNSEEN_PREFIX, Which
 from jdfl_lightning.supervision import supervision_name
 
 
@@ -24,23 +24,29 @@ def right(*names: str) -> list[Column]:
 
 
 def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Table:
-    """Return a table of accuracies in per cent: overall, each domain, the worst one.
+    """Return a table of accuracies in per cent: overall, each domain, the worst one, validation, unseen domains.
 
     Args:
         title: the table's title.
         rows: metrics by the row's name.
     """
-    domains = [name.removeprefix(DOMAIN_PREFIX) for name in next(iter(rows.values())) if name.startswith(DOMAIN_PREFIX)]
-    table = Table("", *right("round", "overall", *domains, "worst"), title=title, title_justify="left")
+    names = list(next(iter(rows.values())))
+    columns = {"test/acc": "overall"}
+    columns |= {name: name.removeprefix(DOMAIN_PREFIX) for name in names if name.startswith(DOMAIN_PREFIX)}
+    columns |= {"test/acc_worst": "worst"} | ({"val/acc": "validation"} if "val/acc" in names else {})
+    columns |= {n: f"{n.removeprefix(UNSEEN_PREFIX)} (unseen)" for n in names if n.startswith(UNSEEN_PREFIX)}
+    table = Table("", *right("round", *columns.values()), title=title, title_justify="left")
     for name, row in rows.items():
-        values = [row["test/acc"], *(row[DOMAIN_PREFIX + domain] for domain in domains), row["test/acc_worst"]]
+        values = [row[column] for column in columns]
         table.add_row(name, f"{row['round']:.0f}", *(f"{100 * value:.2f}" for value in values))
     return table
 
 
 def run_table(run: SavedRun) -> Table:
     """Return the table shown at the end of a run: the rounds whose weights are saved."""
-    return accuracy_table("class-only accuracy (%)", run.ends)
+    picked = {"test": "test images, as in the paper", "val": "validation images"}
+    how = f"; best round picked on {picked[run.select]}" if run.select in picked else ""
+    return accuracy_table(f"class-only accuracy (%){how}", run.ends)
 
 
 class Drawing(Figure):
@@ -75,7 +81,7 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
 
 
 def draw_curves(run: SavedRun) -> Drawing:
-    """Draw accuracy (overall and for each domain) and training loss against the round."""
+    """Draw accuracy (overall, for each domain, on unseen and validation images) and training loss over the rounds."""
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     rounds = [row["round"] for row in run.rows]
@@ -83,6 +89,13 @@ def draw_curves(run: SavedRun) -> Drawing:
     judged = [row["round"] for row in evaluated]
     for domain in run.domains:
         left.plot(judged, [100 * row[DOMAIN_PREFIX + domain] for row in evaluated], lw=1, alpha=0.7, label=domain)
+    for domain in run.unseen:
+        values = [100 * row[UNSEEN_PREFIX + domain] for row in evaluated]
+        left.plot(judged, values, lw=1.4, ls="--", label=f"{domain} (unseen)")
+    if "val/acc" in run.rows[0]:
+        left.plot(
+            judged, [100 * row["val/acc"] for row in evaluated], lw=1.4, ls=":", color="black", label="validation"
+        )
     left.plot(judged, [100 * row["test/acc"] for row in evaluated], lw=2.2, color="black", label="overall")
     which, kept = next(iter(run.ends.items()))
     left.plot(kept["round"], 100 * kept["test/acc"], "o", color="black", mfc="white")

@@ -77,8 +77,14 @@ def _settings(settings: Sequence[str]) -> list[Column]:
     return [Column("settings", [text or NONE for text in settings], "text")] if any(settings) else []
 
 
-def accuracy_table(rows: Sequence[Line], caption: str) -> Table:
-    """Return the main table: accuracy, difference to base, verdict, the paper's value and what differs from it."""
+def accuracy_table(rows: Sequence[Line], caption: str, on_test: Sequence[Line] = ()) -> Table:
+    """Return the main table: accuracy, difference to base, verdict, the paper's value and what differs from it.
+
+    Args:
+        rows: the lines of accuracies.
+        caption: of the table.
+        on_test: the lines of accuracies as if the round were picked on the test images, where it is not.
+    """
     columns = [
         *_who(rows),
         Column("seeds", [str(len(row.accuracies)) for row in rows]),
@@ -86,6 +92,8 @@ def accuracy_table(rows: Sequence[Line], caption: str) -> Table:
         Column("difference to base", [_difference(row) for row in rows]),
         Column("verdict", [row.verdict or NONE for row in rows], "word"),
     ]
+    if on_test:
+        columns.append(Column("if picked on test images", [_accuracy(line) for line in on_test]))
     if any(row.paper for row in rows):
         columns.append(Column("paper (gain)", [_paper(row) or NONE for row in rows]))
         columns.append(Column("differs from the paper", [row.differs_from_paper or NONE for row in rows], "note"))
@@ -110,7 +118,9 @@ def overview_table(sections: Sequence[Section]) -> Table:
         found = [of.get(place) for of in methods.values()]
         cells = [percent(row.mean) + _in_brackets(row.difference) if row else NONE for row in found]
         columns.append(Column(section.title, cells, bold={i for i, row in enumerate(found) if row in best}))
-    caption = "Accuracy (%) in the best round, mean over seeds; in brackets the difference to base, seed by seed."
+    picked = dict.fromkeys(section.protocol.picked for section in sections)
+    which = next(iter(picked)) if len(picked) == 1 else "in the round that each experiment's protocol picks"
+    caption = f"Accuracy (%) {which}, mean over seeds; in brackets the difference to base, seed by seed."
     return Table(f"{caption} Whether the seeds support it, M and settings are in the tables below.", columns)
 
 
@@ -122,7 +132,10 @@ def domain_table(section: Section) -> Table:
         lines = section.lines("main", "accuracy", name)
         columns.append(Column(name, [_accuracy(line) + (f" [{_paper(line)}]" if line.paper else "") for line in lines]))
         beside = ", in brackets the paper's." if any(line.paper for line in lines) else beside
-    return Table(f"Accuracy (%) of each domain in the best round{beside}", columns)
+    for name in section.unseen:
+        lines = section.lines("main", "unseen_accuracy", name)
+        columns.append(Column(f"{name} (unseen)", list(map(_accuracy, lines))))
+    return Table(f"Accuracy (%) of each domain {section.protocol.picked}{beside}", columns)
 
 
 def cost_table(section: Section, what: str) -> Table:

@@ -16,6 +16,7 @@ from jdfl_lightning.report import tables
 from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_runs
 from jdfl_lightning.report.comparison import COLUMNS, Line, Section, compare
 from jdfl_lightning.report.figures import DPI, ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
+from jdfl_lightning.report.leave_one_out import leave_one_out
 from jdfl_lightning.report.markup import Block, Chapter, Picture, is_report, render
 from jdfl_lightning.storage.folder import SavedRun
 
@@ -24,9 +25,11 @@ PAGE = "report.html"
 _TABLES = ("report.md", "report.csv", "report.tex")
 _PICTURES = "report-*.png"
 _INTRODUCTION = (
-    "Accuracy is class-only accuracy (%) on the test images of all domains, in each run's best round; mean and sample "
-    "standard deviation over seeds. The best round is chosen on the test images, as in the paper, which flatters every "
-    "row. In bold: the highest mean of an algorithm.",
+    "Accuracy is class-only accuracy (%) on the test images of all domains that clients have, in one round of each "
+    "run; mean and sample standard deviation over seeds. Every table says how the round was picked: on the test "
+    "images, as in the paper, which flatters every row; on validation images; or the last one. Runs of different "
+    "protocols are in different experiments, and values of the paper stand only beside runs that follow its protocol. "
+    "In bold: the highest mean of an algorithm.",
     "A difference to base is taken seed by seed, between runs that share everything but the joint head. Its 95 % "
     "interval is mean ± t s / √n, with s the standard deviation of the n differences and t the 97.5 % quantile of "
     "Student's distribution with n - 1 degrees of freedom. It is called a gain, or a loss, only if the interval lies "
@@ -92,13 +95,20 @@ def write_report(
     for stale in output.glob(_PICTURES):
         stale.unlink()
     parts: list[Chapter] = [("How to read this", [_summary(count, left_out), *_INTRODUCTION])]
+    left_out_domains = list(leave_one_out(sections))
+    for group, example in left_out_domains:
+        parts.append(
+            (f"Leave one domain out: {group.title}", [f"{group.about}.", group.table(example.protocol.picked)])
+        )
     if len(sections) > 1:
         parts.append(("All experiments", [tables.overview_table(sections)]))
     what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
     parts += [_part(section, what, output / f"report-{i}") for i, section in enumerate(sections, start=1)]
     everything = "Nothing: every run found is in the tables."
     parts.append(("Left out", [tables.left_out_table(left_out) if left_out else everything]))
-    results = pd.concat([section.results[COLUMNS] for section in sections])
+    further = [line | {"protocol": "unseen each"} for group, _ in left_out_domains for line in group.results()]
+    extra = [pd.DataFrame(further, columns=COLUMNS, dtype=object)] if further else []
+    results = pd.concat([*(section.results[COLUMNS] for section in sections), *extra])
     results = results[results["mean"].notna() | results["target"].isna()]  # a target that no run reached has no mean
     names = (*_TABLES, PAGE)
     contents = [tables.as_csv(results) if name == "report.csv" else render(name, TITLE, parts) for name in names]
@@ -143,8 +153,10 @@ def _part(section: Section, what: str, pictures: Path) -> Chapter:
     rows, drawn, sweep = section.rows, section.drawn, section.sweep
     one_m = " Where several M were given, one is drawn: the number of true domains, or else the median."
     one_m = one_m if len(drawn) < len(rows) else ""
-    caption = "Accuracy (%) in the best round, mean ± standard deviation over seeds."
-    blocks: list[Block] = [f"{section.about}.", tables.accuracy_table(rows, caption)]
+    caption = f"Accuracy (%) {section.protocol.picked}; mean ± standard deviation over seeds."
+    on_test = section.lines("main", "accuracy_picked_on_test")
+    about = f"{section.about}. Protocol: {section.protocol.name}."
+    blocks: list[Block] = [about, tables.accuracy_table(rows, caption, on_test)]
     caption = f"Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut.{one_m}"
     blocks.append(draw(accuracy_figure(section), "accuracy", caption, "curves, a panel for each algorithm", drawn))
     blocks.append(tables.domain_table(section))

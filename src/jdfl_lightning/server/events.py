@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from jdfl_lightning.client.evaluation import Scores
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.storage.stops import Stop
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Events:
     Args:
         own: the run's own callback.
         callbacks: the user's.
-        keeps_best: whether the run has a best round.
+        select: the images by whose accuracy a round is the best; last if no round is.
         say: shows the traceback of an error that ends the run.
     """
 
@@ -34,10 +34,12 @@ class Events:
         self,
         own: RunCallback,
         callbacks: Sequence[RunCallback] = (),
-        keeps_best: bool = True,
+        select: Selection = "test",
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._own, self._keeps_best, self._best, self._say = own, keeps_best, float("-inf"), say
+        self._own, self._select, self._say = own, select, say
+        self._best: dict[str, float] = {}
+        """The best round's accuracies, overall: on the test images and on those that decide."""
         self._users = [self._guarded(callback, "__deepcopy__", copy.deepcopy, callback) for callback in callbacks]
         self._last: RoundReport | None = None
         self.stop: Stop | None = None
@@ -84,9 +86,11 @@ class Events:
             scores: its accuracies.
             metrics: its other metrics.
         """
-        improved = self._improves(scores.overall)
-        best = {"test/acc_best": self._best if math.isfinite(self._best) else float("nan")}
-        row = {"round": state.round} | scores.as_metrics() | best | dict(metrics)
+        found = scores.as_metrics()
+        improved = self._improves(found)
+        names = ["test/acc", *(["val/acc"] if self._select == "val" else [])]
+        best = {f"{name}_best": self._best.get(name, float("nan")) for name in names}
+        row = {"round": state.round} | found | best | dict(metrics)
         self._last = RoundReport(row, improved, state)
         self._tell("round_evaluated", self._last)
 
@@ -97,14 +101,16 @@ class Events:
             rows: lines of ``metrics.csv``.
         """
         for row in rows:
-            self._last = RoundReport(row, self._improves(row["test/acc"]), None)
+            self._last = RoundReport(row, self._improves(row), None)
             for callback in self._users:
                 self._call(callback, "round_evaluated", self._last)
 
-    def _improves(self, accuracy: float) -> bool:
-        """Return whether an accuracy is the best so far, and remember it."""
-        improved = self._keeps_best and accuracy > self._best
-        self._best = accuracy if improved else self._best
+    def _improves(self, row: Mapping[str, float]) -> bool:
+        """Return whether a round is the best so far by the images that decide, and remember its accuracies."""
+        name = f"{self._select}/acc"
+        improved = self._select != "last" and row[name] > self._best.get(name, float("-inf"))
+        if improved:
+            self._best = {name: row[name] for name in ("test/acc", name)}
         return improved
 
     def asks_to_stop(self) -> bool:

@@ -12,7 +12,8 @@ from jdfl_lightning.callbacks import RoundReport, RunCallback
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import last_line
-from jdfl_lightning.server.resume import as_record, bit_versions, fixed_settings
+from jdfl_lightning.server.records import as_record
+from jdfl_lightning.server.resume import bit_versions, fixed_settings
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery
@@ -127,17 +128,19 @@ class RunJournal(RunCallback):
         scores = {name: value for name, value in report.metrics.items() if is_score(name)}
         names, score = list(data.class_names), self.experiment.score
         network, arguments = self.experiment.backbone, self.experiment.backbone_args
+        own = self.experiment.own_network
         header = ModelHeader(
-            network,
-            data.size,
-            names,
-            score,
-            report.round,
-            scores,
-            arguments,
-            data.normalize,
-            data.resize,
-            self._network,
+            backbone=network,
+            size=data.size,
+            class_names=names,
+            score=score,
+            round=report.round,
+            scores=scores,
+            backbone_args=arguments,
+            normalize=data.normalize,
+            resize=data.resize,
+            network=self._network,
+            model=None if own is None else as_dict(own),
         )
         model = SavedModel(state.weights, state.buffers, header)
         if report.improved:

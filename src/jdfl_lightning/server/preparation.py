@@ -48,6 +48,7 @@ def prepare(experiment: Experiment, display: Display, backbone: nn.Module | None
         note = f"The frozen network runs for every batch, as {why}; else its features would be computed once."
         warnings.warn(note, Note, stacklevel=2)
     workspace = open_workspace(experiment, backbone=backbone)
+    workspace.check_optimizer()
     length, short = workspace.update_length(), experiment.clustering.sketch_dim
     fits = short is None or short <= length
     require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)

@@ -14,14 +14,14 @@ from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment, as_dict, free_settings, run_of
 from jdfl_lightning.core.errors import InputError, Note, StorageError, plain, require
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
-from jdfl_lightning.core.tensors import Record
 from jdfl_lightning.data.base import NOT_IN_PHASE_1, option_defaults
+from jdfl_lightning.server.records import read_taken
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery, load_discovery
 from jdfl_lightning.storage.folder import require_own_files
 from jdfl_lightning.storage.metrics import digest_metrics, forget_rounds, last_round, same_scores, was_evaluated
-from jdfl_lightning.storage.names import ALONE, DIAGNOSIS, DISCOVERY, METRICS, RUNS
+from jdfl_lightning.storage.names import ALONE, DIAGNOSIS, DISCOVERY, METRICS, RUNS, Selection
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
 from jdfl_lightning.storage.weights import ModelHeader, load_model
 
@@ -42,10 +42,13 @@ def run_settings(folder: Path) -> dict[str, Any]:
 
 
 def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a resumed run must share, by dotted name: those that change a round's numbers."""
+    """Return the settings that a resumed run must share, by dotted name: those that change a round's numbers.
+
+    Those that are left out if they are unused are newer than some runs.
+    """
     flat = dict(flat_settings(settings))
     free = chosen(flat, free_settings())
-    unused = {f"data.init_args.{name}": value for name, value in option_defaults().items()}  # a run may be older
+    unused = {f"data.init_args.{name}": value for name, value in option_defaults().items()} | {"select": None}
     return {key: value for key, value in flat.items() if key not in free and (key, value) not in unused.items()}
 
 
@@ -163,14 +166,6 @@ class Reached:
     """Whether the last round was evaluated; None if it has no row yet."""
 
 
-def as_record(state: ServerState) -> Record:
-    """Return the server's tensors as one record."""
-    server = {f"server.{group}": tensors for group, tensors in state.record.items()}
-    moved = {} if state.domains is None or not state.domains.moved else {"domains": {"mu": state.domains.centroids}}
-    learned = {f"learned.{name}": tensors for name, tensors in state.learned.items()}
-    return {"weights": state.weights, "buffers": state.buffers, **server, **learned, **moved}
-
-
 def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | None:
     """Read the checkpoint to resume from; None if the run ended before it wrote one.
 
@@ -201,7 +196,9 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
         {group.removeprefix(prefix): record[group] for group in record if group.startswith(prefix)}
         for prefix in ("server.", "learned.")
     )
-    state = ServerState(header.round, record["weights"], record.get("buffers", {}), server, learned, header.clients)
+    taken = read_taken(file, record.get("taken", {}))
+    buffers = record.get("buffers", {})
+    state = ServerState(header.round, record["weights"], buffers, server, learned, header.clients, taken=taken)
     evaluated, last = was_evaluated(folder, header.round), _last_model(folder)
     if evaluated is False and last is not None and last.round == header.round:
         evaluated = bool(last.scores)  # its row may have lost them
@@ -252,7 +249,7 @@ def _last_model(folder: Path) -> ModelHeader | None:
         return None
 
 
-def drop_later_rounds(folder: Path, round: int, keeps_best: bool) -> None:
+def drop_later_rounds(folder: Path, round: int, select: Selection) -> None:
     """Remove the rows of rounds after a given one; a note says if the weights of the best that remains are lost.
 
     The given round's own row is kept only if the last weights, saved just before it, are of that round and have the
@@ -261,12 +258,12 @@ def drop_later_rounds(folder: Path, round: int, keeps_best: bool) -> None:
     Args:
         folder: the run folder.
         round: the last round to keep.
-        keeps_best: whether the run keeps the weights of its best round.
+        select: the images by whose accuracy a round is the best; last if the run keeps no best weights.
     """
     last = _last_model(folder)
     known = last is not None and last.round == round and same_scores(folder, last)
-    number = forget_rounds(folder, round if known else round - 1)
-    if number and keeps_best:
+    number = forget_rounds(folder, round if known else round - 1, select)
+    if number:
         try:
             found = load_model(folder, "best").header.round
             problem = "" if found >= number else f"is of round {found}"

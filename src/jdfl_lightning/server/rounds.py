@@ -9,7 +9,7 @@ from itertools import chain
 
 from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.evaluation import Evaluation, Scores
+from jdfl_lightning.client.evaluation import Evaluation, Scores, further_parts
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, last_line
@@ -39,6 +39,8 @@ class ServerState:
     """The round of the newest state of each client that keeps one."""
     domains: PseudoDomains | None = None
     """The pseudo-domains, with the newcomers so far; None for the baseline."""
+    taken: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """For each client that has taken part, in how many rounds and its last loss; empty in a private run."""
 
 
 class _Tally:
@@ -51,6 +53,7 @@ class _Tally:
         """For each metric: the sum weighted by examples over the clients that sent it, and their number of examples."""
         self.buffers = RunningSum()
         self.keeps: dict[int, bool] = {}
+        self.losses: dict[int, float] = {}
         self.learned: list[tuple[int, int, Record]] = []
         """For each client that counts, its pseudo-domain, its number of images and what it sent to be learned from."""
         self.refused: dict[int, str] = {}
@@ -84,6 +87,7 @@ class _Tally:
                     self.metrics[name] = total + value * result.num_examples, examples + result.num_examples
                 self.buffers.add(result.buffers, result.num_examples)
                 self.keeps[result.client] = result.keeps_state
+                self.losses[result.client] = result.metrics.get("train/loss", float("nan"))
                 domain = UNKNOWN if domains is None else domains.of(result.client)
                 self.learned.append((domain, result.num_examples, result.learned))
                 if result.note:
@@ -175,7 +179,9 @@ def _run_round(
     kept = {client: round for client, round in state.clients.items() if client not in tally.keeps}
     kept |= {client: number for client, keeps in tally.keeps.items() if keeps}
     buffers = tally.buffers.mean() if tally.clients else state.buffers
-    return ServerState(number, weights, buffers, record, learned, kept, domains), metrics
+    losses = tally.losses if algorithm.keeps_best else {}  # in a private run nobody may know who took part
+    taken = state.taken | {client: (state.taken.get(client, (0,))[0] + 1, loss) for client, loss in losses.items()}
+    return ServerState(number, weights, buffers, record, learned, kept, domains, taken), metrics
 
 
 def _tasks(
@@ -219,7 +225,7 @@ def _screen(
     """Yield the answers that can be used."""
     algorithm, num_classes = experiment.algorithm, len(experiment.data.class_names)
     form = Form.of(algorithm, task, num_classes, experiment.trainer.dtype, frozen)
-    form = replace(form, learned=learned_form(experiment, task.learned))
+    form = replace(form, learned=learned_form(experiment, task.learned), parts=experiment.learned)
     results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
     if experiment.max_update_norm is not None:
         results = without_outliers(results, task.weights, experiment.max_update_norm, refuse)
@@ -277,7 +283,9 @@ def evaluate_round(
     """
     turn = state.round % experiment.evaluate_every == 0 if again is None else again
     if not turn and state.round != experiment.rounds:
-        scores = Scores.unknown(experiment.data.domain_names)
+        data = experiment.data
+        further = {part: Scores.unknown(domains) for part, domains in further_parts(data).items()}
+        scores = replace(Scores.unknown(data.domain_names), further=further)
         events.round_evaluated(state, scores, metrics | {"time/evaluate": 0.0})
         return
     others = experiment.algorithm.other_models(state.weights, state.record)

@@ -6,7 +6,7 @@ import math
 import pickle
 import statistics
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors, norm, sub
+from jdfl_lightning.supervision import Learned
 
 Refuse = Callable[[int, str], None]
 """Called with (client, reason) for an answer that does not enter the round."""
@@ -34,6 +35,8 @@ class Form:
     frozen: Tensors = field(default_factory=dict)
     """Parameters that are not trained: they must come back unchanged."""
     learned: Record = field(default_factory=dict)
+    parts: Mapping[str, Learned] = field(default_factory=dict)
+    """The supervision and the regularizers, which check their own sums."""
     counts: Tensors = field(default_factory=dict)
     """Integer buffers as they were sent: they are counts, for example of batches, and only grow."""
 
@@ -107,10 +110,16 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
             return f"its {name} in buffers is smaller than what it was sent, or larger than a fit can count"
     if result.num_examples <= 0 or not math.isfinite(result.weight) or result.weight <= 0:
         return "it counts for nothing: its number of examples or its weight is not positive"
-    try:
-        return None if algorithm is None else algorithm.reason_unusable(result.upload)
-    except Exception as error:  # a user's check may raise anything
-        return f"{type(algorithm).__name__}.reason_unusable raised {plain(repr(error))}"
+    checks: list[tuple[Algorithm | Learned, Any]] = [] if algorithm is None else [(algorithm, result.upload)]
+    checks += [(part, result.learned[name]) for name, part in form.parts.items() if name in result.learned]
+    for part, sent_back in checks:
+        try:
+            reason = part.reason_unusable(sent_back)
+        except Exception as error:  # a user's check may raise anything
+            reason = f"{type(part).__name__}.reason_unusable raised {plain(repr(error))}"
+        if reason is not None:
+            return reason
+    return None
 
 
 def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> str:

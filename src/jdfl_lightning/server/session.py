@@ -14,23 +14,29 @@ from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
 from jdfl_lightning.core.files import remove_asides
-from jdfl_lightning.core.messages import UNKNOWN
+from jdfl_lightning.core.messages import SUPERVISION, UNKNOWN
 from jdfl_lightning.core.tensors import Record, misfit
+from jdfl_lightning.data.base import option_defaults
+from jdfl_lightning.data.summary import data_table
+from jdfl_lightning.report.protocol import Protocol
 from jdfl_lightning.report.run import draw_curves
+from jdfl_lightning.report.targets import draw_targets
+from jdfl_lightning.server.closing import close_run
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.server.resume import Reached, drop_later_rounds, find_run, read_reached, reuse_discovery
 from jdfl_lightning.server.rounds import ServerState, evaluate_round
-from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates
+from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates, read_learned
+from jdfl_lightning.storage.details import save_data
 from jdfl_lightning.storage.discoveries import save_joined
 from jdfl_lightning.storage.folder import lock_run, make_run_folder, read_run, require_own_files, save_figure
 from jdfl_lightning.storage.metrics import last_round, read_numbers
-from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED
+from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE
 from jdfl_lightning.storage.stops import save_stop
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.storage.weights import save_network
-from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.display import Display, as_text
 from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture, logger_address, open_logger
 
@@ -70,11 +76,12 @@ class Session:
         return state
 
     def finish(self, state: ServerState) -> None:
-        """Save the last checkpoint of a stopped run, and newcomers' pseudo-domains, which are known only at the end."""
+        """Save what is known only at the end: a stopped run's checkpoint, newcomers' pseudo-domains, details."""
         if self.events.stop is not None:
             self.journal.stop(state)
         if state.domains is not None and state.domains.joined:
             save_joined(self.folder, state.domains, self.experiment.data.true_domains)
+        close_run(self.workspace, self.folder, state, self.journal.logger)
 
 
 @contextmanager
@@ -101,14 +108,15 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             display.say(f"run folder: {folder}{where}")
             if address := logger_address(logger):
                 display.say(f"Weights & Biases: {address}")
+            _describe(experiment, folder, display)
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
-            drop_later_rounds(folder, reached.state.round if reached else 0, experiment.algorithm.keeps_best)
+            drop_later_rounds(folder, reached.state.round if reached else 0, experiment.selection)
             states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients)
             with after_current_client(display.say) as check:
                 network = save_network(folder, workspace.network, experiment.backbone)
                 journal = RunJournal(experiment, folder, data, logger, display, check, network)
-                events = Events(journal, experiment.callbacks, experiment.algorithm.keeps_best, display.say)
+                events = Events(journal, experiment.callbacks, experiment.selection, display.say)
                 if reached is not None:
                     journal.resume(reached.state)
                 try:
@@ -122,6 +130,9 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                     if isinstance(error, KeyboardInterrupt):
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
+            if (targets := draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)) is not None:
+                save_figure(targets, folder / TARGETS_FIGURE)
+                log_picture(logger, "targets", folder / TARGETS_FIGURE)
             save_figure(draw_curves(read_run(folder)), folder / CURVES)
             log_picture(logger, "curves", folder / CURVES)
             if events.stop is not None:
@@ -132,6 +143,16 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
         finally:
             if logger is not None:
                 logger.finalize(status)
+
+
+def _describe(experiment: Experiment, folder: Path, display: Display) -> None:
+    """Write and show what the run's images are and which protocol it follows."""
+    about, data = experiment.data.describe(), experiment.data
+    protocol = Protocol.of({name: getattr(data, name) for name in option_defaults()}, experiment.selection)
+    about["protocol"] |= {"name": protocol.name, "select": protocol.select}
+    save_data(folder, about)
+    display.say(as_text(data_table(about)))
+    display.say(f"protocol: {protocol.name}; accuracy is reported {protocol.picked}")
 
 
 def _tell_end(events: Events, error: BaseException) -> None:

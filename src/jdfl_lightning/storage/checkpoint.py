@@ -329,6 +329,19 @@ def _from_table(table: Tensors) -> dict[int, int]:
     return dict(zip(keys.tolist(), values.tolist(), strict=True))
 
 
+def read_learned(folder: Path, part: str) -> Tensors:
+    """Return what a part of the loss had learned at the newest checkpoint of a run; nothing if it does not learn.
+
+    Args:
+        folder: the run folder.
+        part: name of its group in messages.
+    """
+    checkpoints = Checkpoints(folder, keep=1)
+    for round in checkpoints.rounds():
+        return load_record(checkpoints.file(round))[0].get(f"learned.{part}", {})
+    return {}
+
+
 def read_header(file: Path) -> CheckpointHeader:
     """Read a checkpoint's header without the server's tensors."""
     try:

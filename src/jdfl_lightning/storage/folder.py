@@ -17,7 +17,7 @@ from jdfl_lightning.core.files import is_aside, read_settings, refuse_links, wri
 from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
 from jdfl_lightning.storage.discoveries import Summary, read_as
 from jdfl_lightning.storage.metrics import read_rows
-from jdfl_lightning.storage.names import DISCOVERY, DOMAIN_PREFIX, METRICS, RUNS, Which
+from jdfl_lightning.storage.names import DISCOVERY, DOMAIN_PREFIX, METRICS, RUNS, UNSEEN_PREFIX, Selection, Which
 from jdfl_lightning.storage.stops import Stop, read_stop
 from jdfl_lightning.storage.trust import CONFIG
 
@@ -114,13 +114,28 @@ class SavedRun:
 
     @property
     def best(self) -> dict[str, float]:
-        """The row of the best round: the first with the highest accuracy of those that were evaluated.
+        """The row of the best round: the first with the highest accuracy, on the images that `select` names.
 
         The last row in a run that keeps no best weights.
         """
+        return self.last if self.select == "last" else self.best_on(self.select)
+
+    def best_on(self, part: str) -> dict[str, float]:
+        """Return the first row with the highest accuracy on a part: test or val."""
+        column = f"{part}/acc"
+        return max(self.rows, key=lambda row: -1.0 if math.isnan(row[column]) else row[column])
+
+    @property
+    def select(self) -> Selection:
+        """How the best round is picked: by validation images, by test images (the paper), or not at all."""
         if not self.keeps_best:
-            return self.last
-        return max(self.rows, key=lambda row: -1.0 if math.isnan(row["test/acc"]) else row["test/acc"])
+            return "last"
+        return "val" if "val/acc" in self.rows[0] else "test"
+
+    @property
+    def unseen(self) -> list[str]:
+        """Names of the domains that no client has."""
+        return [name.removeprefix(UNSEEN_PREFIX) for name in self.rows[0] if name.startswith(UNSEEN_PREFIX)]
 
     @property
     def last(self) -> dict[str, float]:
@@ -129,7 +144,7 @@ class SavedRun:
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the weights of the best round are saved: not in a private run, which has no best accuracy."""
+        """Whether the weights of the best round are saved: not in a private run, nor with ``select: last``."""
         return not all(math.isnan(row.get("test/acc_best", 0.0)) for row in self.rows)
 
     @property

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.files import read_text, write_whole
-from jdfl_lightning.storage.names import DOMAIN_PREFIX, METRICS
+from jdfl_lightning.storage.names import METRICS, Selection
 
 if TYPE_CHECKING:
     from jdfl_lightning.storage.weights import ModelHeader
+
+_PARTS = ("test", "val", "unseen")
+"""The parts that a model may be evaluated on, which begin the names of its accuracies."""
 
 
 def append_metrics(folder: Path, row: Mapping[str, float]) -> None:
@@ -80,10 +83,11 @@ def same_scores(folder: Path, header: ModelHeader) -> bool:
 def is_score(name: str) -> bool:
     """Return whether a metric is an accuracy of the round's model: overall, of the worst domain, or of a domain.
 
-    >>> is_score("test/acc"), is_score("test/acc/photo"), is_score("test/acc_best")
+    >>> is_score("test/acc"), is_score("val/acc/photo"), is_score("test/acc_best")
     (True, True, False)
     """
-    return name in ("test/acc", "test/acc_worst") or name.startswith(DOMAIN_PREFIX)
+    part, _, rest = name.partition("/")
+    return part in _PARTS and (rest in ("acc", "acc_worst") or rest.startswith("acc/"))
 
 
 def was_evaluated(folder: Path, round: int) -> bool | None:
@@ -106,11 +110,11 @@ def last_round(folder: Path) -> float:
     return max((_number(folder, row, "round") for row in read_rows(folder)), default=0)
 
 
-def forget_rounds(folder: Path, after: int) -> int:
+def forget_rounds(folder: Path, after: int, select: Selection) -> int:
     """Remove the rows of rounds after a given one from ``metrics.csv``; return the best remaining round.
 
     Returns:
-        The first round with the highest accuracy; 0 if none was evaluated.
+        The first round with the highest accuracy on the images that decide; 0 if none was evaluated, or none decide.
     """
     rows = read_rows(folder)
     stay = [row for row in rows if _number(folder, row, "round") <= after]
@@ -120,7 +124,7 @@ def forget_rounds(folder: Path, after: int) -> int:
         else:
             (folder / METRICS).unlink()
     best = 0, float("-inf")
-    for row in stay:
-        if (accuracy := _number(folder, row, "test/acc")) > best[1]:
+    for row in stay if select != "last" else ():
+        if (accuracy := _number(folder, row, f"{select}/acc")) > best[1]:
             best = int(_number(folder, row, "round")), accuracy
     return best[0]

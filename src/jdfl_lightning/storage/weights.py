@@ -41,6 +41,9 @@ class ModelHeader:
     """How images became squares."""
     network: Text = ""
     """Checksum of the run's frozen network, which is in a file of its own; empty if all tensors are here."""
+    model: dict[Text, Any] | None = None
+    """The class that turns images into logits, as class_path and init_args; null for the head of the backbone's
+    features."""
 
     def __post_init__(self) -> None:
         checked_normalize(self.normalize)
@@ -103,8 +106,8 @@ def load_model(folder: Path, which: Which) -> SavedModel:
     file = folder / f"{which}.safetensors"
     if which == "best" and kept_weights(folder) == "last":
         raise InputError(
-            f"Expected the best weights of a run but {folder} has only its last, as a private run does: "
-            "use --weights last."
+            f"Expected the best weights of a run but {folder} has only its last, as a private run or one with "
+            "--select last does: use --weights last."
         )
     record, about = load_record(file)
     try:

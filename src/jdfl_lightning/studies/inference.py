@@ -21,10 +21,11 @@ from jdfl_lightning.core.tensors import misfit
 from jdfl_lightning.data.folder import IMAGE_SUFFIXES
 from jdfl_lightning.joint import Score, predict_class, split_index
 from jdfl_lightning.report.markup import csv_cell
+from jdfl_lightning.server.closing import examine_model
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
-from jdfl_lightning.storage.weights import SavedModel, load_model
+from jdfl_lightning.storage.weights import kept_weights, load_model
 from jdfl_lightning.studies.hub import load_folder
 from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_saved, separate
 from jdfl_lightning.ui.display import Display, progress_display
@@ -62,23 +63,43 @@ def evaluate(
     """
     from jdfl_lightning.report.frames import frame
 
-    found = read_run(folder_of(run))
+    with progress_display(progress) as display:
+        return frame(tested(folder_of(run), score, data_root, trust, display).rows, "weights")
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What an evaluation of a run's weights found."""
+
+    workspace: Workspace
+    """The data and the module."""
+    rows: list[dict[str, Any]]
+    """For each kind of weights, the round and its accuracies."""
+
+    def details(self, folder: Path) -> dict[str, Any]:
+        """Examine the weights that the run keeps: ``evaluation.json``, with the confusion matrices."""
+        which = kept_weights(folder)
+        return examine_model(self.workspace, which, load_model(folder, which))
+
+
+def tested(folder: Path, score: Score | None, data_root: str | Path | None, trust: bool, display: Display) -> Tested:
+    """Evaluate the saved weights of a run again; the arguments are those of `evaluate`."""
+    found = read_run(folder)
     others = [] if data_root is None else [f"--data.root={data_root}"]
     others += [] if score is None else [f"--score={score}"]
     settings = usable_settings(found.folder, trust)
     saved = {name: value for name, value in settings.items() if name not in ("logger", "backend")}
     experiment = parse_experiment("evaluate", others, saved)
-    with progress_display(progress) as display:
-        scores = test_run(experiment, found.folder, display)
+    workspace, scores = test_run(experiment, found.folder, display)
     if missing := set(found.domains) ^ set(experiment.data.domain_names):
         raise InputError(f"Expected the domains of the run in --data.root but these differ: {', '.join(missing)}.")
     rows = [
         {"weights": which, "round": int(row["round"])} | scores[which].as_metrics() for which, row in found.ends.items()
     ]
-    return frame(rows, "weights")
+    return Tested(workspace, rows)
 
 
-def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Which, Scores]:
+def test_run(experiment: Experiment, folder: Path, display: Display) -> tuple[Workspace, dict[Which, Scores]]:
     """Evaluate the weights that a run keeps, best and last, on the held-out images of its experiment."""
     models = {which: load_model(folder, which) for which in read_run(folder).ends}
     backbone = initial_backbone(experiment, pretrained=False)  # the run's weights are saved
@@ -97,12 +118,9 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> dict[Whi
         weights, buffers = workspace.initial(num_domains)
         if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers | workspace.network):
             raise InputError(f"Expected the {which} weights of {folder} to be a {experiment.backbone}'s but {problem}.")
-    return {which: _evaluate(workspace, which, model) for which, model in models.items()}
-
-
-def _evaluate(workspace: Workspace, which: Which, model: SavedModel) -> Scores:
-    buffers = {name: tensor for name, tensor in model.buffers.items() if name not in workspace.network}
-    return evaluate_models(workspace, {which: model.weights}, buffers).scores[which]
+    return workspace, {
+        which: evaluate_models(workspace, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -200,7 +218,7 @@ def predictions(
         if not names:
             continue
         with torch.inference_mode():
-            logits = head(model.backbone(torch.cat(inputs)))
+            logits = model.logits(torch.cat(inputs))
             classes = predict_class(logits, head.num_classes, score or head.score)
             probabilities = head.class_probabilities(logits).gather(1, classes.unsqueeze(1)).squeeze(1)
             domains, _ = split_index(logits.argmax(dim=1), head.num_classes)

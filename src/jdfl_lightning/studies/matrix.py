@@ -57,6 +57,7 @@ def suite(
     supervisions: Sequence[str | Supervision] = ("base", "graded", "random"),
     seeds: Sequence[int] = (0, 1, 2),
     num_domains: Sequence[int] | None = None,
+    unseen: Sequence[str] | str | None = None,
     progress: bool | Display = True,
 ) -> Suite:
     """Run a matrix of algorithms, supervisions and seeds, or what is left of it; a failed run does not stop the others.
@@ -65,9 +66,12 @@ def suite(
         experiment: the settings of every run; ``run_dir`` is the folder of the suite, whose finished runs are kept.
         algorithms: federated optimizers, as objects or by name; by a name of your own if two are of one class
             (``{"weak": FedProx(mu=0.1), "strong": FedProx(mu=1.0)}``). The experiment's if not given.
-        supervisions: by short name (base, hard, graded, random, uniform), or as objects, at most one of a class.
+        supervisions: by short name (base, hard, graded, random, uniform, em, online), or as objects, at most one of a
+            class.
         seeds: the seeds.
         num_domains: numbers of pseudo-domains to try; the experiment's if not given.
+        unseen: domains to leave out, one in each run; ``"each"`` for all that there are. Those of the experiment's
+            data if not given.
         progress: whether progress is shown, as in `fit`.
 
     Returns:
@@ -76,7 +80,9 @@ def suite(
     chosen = _named(algorithms)
     objects = {_path(given): given for given in supervisions if isinstance(given, Supervision)}
     kinds = [_path(given) if isinstance(given, Supervision) else given for given in supervisions]
-    matrix = Combinations(list(chosen) or None, kinds, seeds, num_domains)
+    matrix = Combinations(
+        list(chosen) or None, kinds, seeds, num_domains, [unseen] if isinstance(unseen, str) else unseen
+    )
 
     def make(algorithm: str, supervision: str, seed: int, number: int | None) -> Experiment:
         return replace(

@@ -11,11 +11,15 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
+from jdfl_lightning.client.fit import build_module
+from jdfl_lightning.client.module import SUPPLIED, JointModule
 from jdfl_lightning.core.errors import InputError, plain, without_stop
+from jdfl_lightning.core.parts import Part
+from jdfl_lightning.core.tensors import misfit
 from jdfl_lightning.data.cache import decode, resized
 from jdfl_lightning.data.transforms import Normalize, Resize, to_input
 from jdfl_lightning.joint import JointHead
-from jdfl_lightning.models import OWN_ARGUMENTS, build_backbone
+from jdfl_lightning.models import OWN_ARGUMENTS, build_backbone, num_features
 from jdfl_lightning.storage.names import Which
 from jdfl_lightning.storage.trust import known_backbone, own_settings, require_known
 from jdfl_lightning.storage.weights import ModelHeader, SavedModel, kept_weights, load_model
@@ -41,6 +45,7 @@ class TrainedModel(nn.Module):
             input, float (B, 3, size, size), normalised as in training.
         normalize: how colours were normalised in training.
         resize: how images were resized in training.
+        module: turns the network's input into logits, with this backbone and head; not given if they do so alone.
     """
 
     def __init__(
@@ -52,16 +57,22 @@ class TrainedModel(nn.Module):
         preprocess: bool = False,
         normalize: Normalize = "unit",
         resize: Resize = "squash",
+        module: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
         self.class_names, self.size, self.preprocess = list(class_names), size, preprocess
         self.normalize, self.resize = normalize, resize
+        self.module = module
         self.eval()
 
     def forward(self, images: Tensor | ManyImages) -> Tensor:
         """Return joint logits (B, M*C)."""
-        logits: Tensor = self.head(self.backbone(self.prepare(images) if self.preprocess else images))
+        return self.logits(self.prepare(images) if self.preprocess else images)  # type: ignore[arg-type]
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return joint logits (B, M*C) of the network's input."""
+        logits: Tensor = self.head(self.backbone(inputs)) if self.module is None else self.module(inputs)
         return logits
 
     def prepare(self, images: ManyImages) -> Tensor:
@@ -114,7 +125,8 @@ def load_to_use(
     """
     saved, own = load_model(folder, which or kept_weights(folder)), own_settings(folder)
     named = saved.header.backbone, saved.header.backbone_args
-    require_safe(folder, saved.header, trust or (own.get("backbone"), own.get("backbone_args", {})) == named)
+    same = (own.get("backbone"), own.get("backbone_args", {})) == named
+    require_safe(folder, saved.header, trust or (same and saved.header.model in (None, own.get("model"))))
     return build_saved(saved, preprocess)
 
 
@@ -126,9 +138,10 @@ def require_safe(folder: Path, header: ModelHeader, vouched: bool) -> None:
         header: the description.
         vouched: whether the user trusts the folder, or made it.
     """
-    backbone, arguments = header.backbone, header.backbone_args
-    require_known(folder, [] if vouched or known_backbone(backbone) else [backbone])
-    others = {name: value for name, value in arguments.items() if name not in OWN_ARGUMENTS}
+    strangers = [] if known_backbone(header.backbone) else [header.backbone]
+    strangers += [] if header.model is None else [plain(str(header.model.get("class_path")))]
+    require_known(folder, [] if vouched else strangers)
+    others = {name: value for name, value in header.backbone_args.items() if name not in OWN_ARGUMENTS}
     if not vouched and others:
         raise InputError(
             f"{folder} was not made by you on this machine, or was edited, and gives its backbone arguments: "
@@ -140,20 +153,43 @@ def build_saved(saved: SavedModel, preprocess: bool) -> TrainedModel:
     """Build the network of a saved model; its description must be safe to use."""
     about, num_classes = saved.header, len(saved.header.class_names)
     backbone = build_backbone(about.backbone, about.size, about.backbone_args, pretrained=False)  # its own are saved
-    load_saved(backbone, saved)
     try:
+        if about.model is None:
+            load_saved(backbone, saved)
         weights = _part(saved, "head.")
         outputs, features = weights["weight"].shape
         if outputs % num_classes or not outputs:
             raise ValueError(f"its head has no multiple of {num_classes} outputs")
         head = JointHead(features, num_classes, outputs // num_classes, score=about.score)
         head.load_state_dict(weights)
+        module = None if about.model is None else _own_network(saved, backbone, head)
     except (RuntimeError, KeyError, ValueError) as error:
         raise InputError(
             f"Expected the weights of a {about.backbone} but they are of something else: {without_stop(error)}."
         ) from error
     look = about.normalize, about.resize
-    return TrainedModel(backbone, head, about.class_names, about.size, preprocess, *look)
+    return TrainedModel(
+        backbone if module is None else module.backbone, head, about.class_names, about.size, preprocess, *look, module
+    )
+
+
+def _own_network(saved: SavedModel, backbone: nn.Module, head: JointHead) -> JointModule:
+    """Build the user's subclass of JointModule, with the saved weights."""
+    about = saved.header
+    part = Part(str((about.model or {})["class_path"]), **(about.model or {}).get("init_args", {}))
+    part.check("--model", JointModule, SUPPLIED)
+    features = num_features(backbone, about.size)
+    module = build_module(
+        part, backbone, in_features=features, num_classes=head.num_classes, score=about.score, domains=None
+    )
+    module.head = head
+    tensors, live = saved.weights | saved.buffers, module.trainable() | module.statistics()
+    if problem := misfit(tensors, live):
+        raise ValueError(problem)
+    with torch.no_grad():
+        for name, tensor in live.items():
+            tensor.copy_(tensors[name])
+    return module
 
 
 def load_saved(backbone: nn.Module, saved: SavedModel) -> None:

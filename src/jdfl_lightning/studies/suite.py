@@ -1,15 +1,18 @@
-"""Many runs: algorithms x supervisions x numbers of pseudo-domains x seeds, each once, in one folder."""
+"""Many runs: algorithms x supervisions x numbers of pseudo-domains x unseen domains x seeds, each once."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import InputError, StorageError, require, require_choice
 from jdfl_lightning.core.files import is_aside
+from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.server.resume import check_same, check_updates
 from jdfl_lightning.server.run import discover, fit
 from jdfl_lightning.storage.folder import lock_run
@@ -41,9 +44,11 @@ class Combinations:
     seeds: Sequence[int] = (0, 1, 2)
     num_domains: Sequence[int] | None = None
     """Numbers of pseudo-domains to try; None for the number of the settings."""
+    unseen: Sequence[str] | None = None
+    """Domains to leave out, one in each run; ``each`` for all that there are. None for those of the settings."""
 
     def __post_init__(self) -> None:
-        for name in ("algorithms", "supervisions", "seeds", "num_domains"):
+        for name in ("algorithms", "supervisions", "seeds", "num_domains", "unseen"):
             values = getattr(self, name)
             distinct = values is None or 0 < len(values) == len(set(values))
             require(distinct, f"--{name}", "different values", list(values or ()))
@@ -83,7 +88,8 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
         args: the arguments that all runs share; ``--run_dir`` is the suite's folder.
         matrix: the combinations to compare.
     """
-    for one, many in (("algorithm", "algorithms"), ("supervision", "supervisions"), ("seed_everything", "seeds")):
+    alone = [("algorithm", "algorithms"), ("supervision", "supervisions"), ("seed_everything", "seeds")]
+    for one, many in [*alone, *([] if matrix.unseen is None else [("data.unseen", "unseen")])]:
         given = [arg for arg in args if arg == f"--{one}" or arg.startswith(f"--{one}=")]
         require(not given, f"--{one}", f"left out: --{many} says it,", *(given[:1] or [""]))
     first = [f"--algorithm={algorithm}" for algorithm in list(matrix.names())[:1]]
@@ -113,22 +119,46 @@ def arrange(common: Experiment, matrix: Combinations, make: Make, name: str = ""
     require(not a_run, "--run_dir", "a folder for runs", f"{folder}, which is that of a run")
     runs: list[Experiment] = []
     names = matrix.names() or {"": type(common.algorithm).__name__.lower()}
-    for seed in matrix.seeds:  # by seed first: if time runs out, the comparison is complete up to some seed
-        for algorithm, word in names.items():
-            for supervision in matrix.supervisions:
-                numbers = [None] if matrix.num_domains is None or supervision == Plain.short else matrix.num_domains
-                for number in numbers:
-                    run = make(algorithm, supervision, seed, number)
-                    words = [word, supervision.rpartition(".")[2].lower(), *([] if number is None else [f"m{number}"])]
-                    target = "-".join([*words, f"seed{seed}"])
-                    logger = in_group(run.logger, folder.name, f"{type(run.data).__name__.lower()}-{target}")
-                    run = replace(run, run_dir=str(folder / target), logger=logger)
-                    if as_dict(run.data) == as_dict(common.data):
-                        run = replace(run, data=common.data)  # images are loaded once
-                    runs.append(run)
+    datas = _left_out(common.data, matrix.unseen)
+    # by seed first: if time runs out, the comparison is complete up to some seed
+    for seed, unseen, algorithm, supervision in product(matrix.seeds, datas, names, matrix.supervisions):
+        numbers = [None] if matrix.num_domains is None or supervision == Plain.short else matrix.num_domains
+        for number in numbers:
+            run = make(algorithm, supervision, seed, number)
+            words = [names[algorithm], supervision.rpartition(".")[2].lower()]
+            words += [*([] if number is None else [f"m{number}"]), *([] if unseen is None else [_word(unseen)])]
+            target = "-".join([*words, f"seed{seed}"])
+            logger = in_group(run.logger, folder.name, f"{type(run.data).__name__.lower()}-{target}")
+            run = replace(run, run_dir=str(folder / target), logger=logger)
+            if as_dict(run.data) == as_dict(common.data):
+                run = replace(run, data=datas[unseen])  # images are loaded once
+            elif unseen is not None:
+                run = replace(run, data=run.data.with_unseen(unseen))
+            runs.append(run)
     for run in runs:
         _check_what_is_there(folder, run)
     return folder, runs
+
+
+def _left_out(data: DomainDataModule, unseen: Sequence[str] | None) -> dict[str | None, DomainDataModule]:
+    """Return the data without each of some domains; by None the data itself, if no domains are given."""
+    if unseen is None:
+        return {None: data}
+    require(data.unseen is None, "--data.unseen", "left out: --unseen says it,", data.unseen)
+    if list(unseen) == ["each"]:
+        if not data.domain_names:  # those of a folder are known when it is listed
+            data.load_once()
+        unseen = list(data.domain_names)
+    return {name: data.with_unseen(name) for name in unseen}
+
+
+def _word(domain: str) -> str:
+    """Return a domain that is left out as part of a folder name.
+
+    >>> _word("art painting")
+    'without_art_painting'
+    """
+    return f"without_{re.sub('[^a-z0-9]+', '_', domain.lower())}"
 
 
 def _after_configs(args: Sequence[str], chosen: Sequence[str]) -> list[str]:
@@ -211,7 +241,9 @@ def _is_finished(run: Experiment) -> bool:
 
 
 def _shared(folder: Path, run: Experiment) -> Path:
-    return folder / DISCOVERIES / f"seed{run.seed_everything}"
+    unseen = run.data.unseen
+    words = [_word(unseen)] if isinstance(unseen, str) else []
+    return folder / DISCOVERIES / "-".join([*words, f"seed{run.seed_everything}"])
 
 
 def _discovery(folder: Path, run: Experiment, display: Display) -> str | None:

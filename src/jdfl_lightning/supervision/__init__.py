@@ -5,19 +5,24 @@ networks, data, clients or algorithms.
 """
 
 from jdfl_lightning.supervision.base import ClientSums, Learned, RoundInfo, Supervision
+from jdfl_lightning.supervision.em import EM, EMTargets
 from jdfl_lightning.supervision.graded import Graded
 from jdfl_lightning.supervision.hard import Hard
 from jdfl_lightning.supervision.names import SUPERVISIONS, short_names, supervision_name
+from jdfl_lightning.supervision.online import Online
 from jdfl_lightning.supervision.plain import Plain
 from jdfl_lightning.supervision.random import Random
 from jdfl_lightning.supervision.uniform import Uniform
 
 __all__ = [
+    "EM",
     "SUPERVISIONS",
     "ClientSums",
+    "EMTargets",
     "Graded",
     "Hard",
     "Learned",
+    "Online",
     "Plain",
     "Random",
     "RoundInfo",

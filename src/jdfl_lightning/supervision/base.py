@@ -22,6 +22,9 @@ from jdfl_lightning.joint import TargetRule
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
+SUM_TOLERANCE = 1e-5
+"""Tolerance for sums of probabilities that clients computed in single precision."""
+
 
 @dataclass(frozen=True)
 class RoundInfo:
@@ -52,6 +55,11 @@ class Learned:
     By default there is nothing to learn: the record is empty, and clients send nothing.
     """
 
+    @property
+    def sends(self) -> bool:
+        """Whether clients may send sums: whether the class declares any."""
+        return type(self).upload_form is not Learned.upload_form
+
     def broadcast(self, record: Tensors, info: RoundInfo) -> Tensors:
         """Server: return what the round's clients are sent."""
         return record
@@ -64,6 +72,10 @@ class Learned:
             num_classes: C.
         """
         return {}
+
+    def reason_unusable(self, sums: Tensors) -> str | None:
+        """Server: return why sums of the declared form and finite values are impossible; None if they are not."""
+        return None
 
     def update(self, record: Tensors, answers: Sequence[ClientSums]) -> Tensors:
         """Server: return the record after a round, from what its clients sent, in the order of their ids."""
@@ -86,8 +98,6 @@ class Supervision(Learned, ABC):
     """Whether it has pseudo-domains; else the head has C outputs and there is no Phase 1."""
     needs_own_domain: ClassVar[bool] = True
     """Whether targets depend on the client's own pseudo-domain; else a newcomer needs none."""
-    has_schedule: ClassVar[bool] = False
-    """Whether a round depends on the total number of rounds, so that a run cannot be extended."""
 
     def __post_init__(self) -> None:
         require_types(self, "--supervision.")
@@ -97,11 +107,19 @@ class Supervision(Learned, ABC):
         """Short name, or the name of the class."""
         return self.short or type(self).__name__
 
+    @property
+    def has_schedule(self) -> bool:
+        """Whether a round depends on the total number of rounds, so that a run cannot be extended."""
+        return False
+
     def check_settings(self, experiment: Experiment) -> None:
         """Raise an `InputError` if a run's settings do not work with this supervision; called when they are made."""
 
     def init(self, centroids: Tensor, num_classes: int) -> Tensors:
         """Server: return the record before the first round.
+
+        With ``table`` and ``start``, what the server learns and what it began with, (..., M, M), `metrics` logs how
+        the table changes and the run draws it.
 
         Args:
             centroids: (M, D), the centroids of the pseudo-domains.
@@ -129,8 +147,29 @@ class Supervision(Learned, ABC):
             domain: the client's pseudo-domain, or `UNKNOWN`.
         """
         table = sent["table"]
-        return TargetRule(torch.full_like(table, 1 / len(table)) if domain == UNKNOWN else table)
+        return TargetRule(known_rows(table, domain))
 
     def collect(self, rule: TargetRule) -> Tensors:
         """Client: return what is sent to the server after a fit, as declared by `upload_form`."""
         return {}
+
+    def metrics(self, record: Tensors) -> dict[str, float]:
+        """Server: return entropy and movement of the rows of a learned table, in the mean and of the lowest row.
+
+        The entropy is in nats. A row has moved by the mass that is elsewhere than at the start, from 0 to 1.
+        """
+        if not {"table", "start"} <= set(record):
+            return {}
+        table, start = record["table"].double(), record["start"].double()
+        entropies = torch.special.entr(table).sum(dim=-1)
+        moved = (table - start).abs().sum(dim=-1) / 2
+        return {
+            "targets/entropy": float(entropies.mean()),
+            "targets/entropy_lowest": float(entropies.min()),
+            "targets/moved": float(moved.mean()),
+        }
+
+
+def known_rows(table: Tensor, domain: int) -> Tensor:
+    """Return the table for a client's pseudo-domain; even weights if it is `UNKNOWN`."""
+    return torch.full_like(table, 1 / table.shape[-1]) if domain == UNKNOWN else table

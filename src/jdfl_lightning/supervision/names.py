@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from jdfl_lightning.supervision.base import Supervision
+from jdfl_lightning.supervision.em import EM
 from jdfl_lightning.supervision.graded import Graded
 from jdfl_lightning.supervision.hard import Hard
+from jdfl_lightning.supervision.online import Online
 from jdfl_lightning.supervision.plain import Plain
 from jdfl_lightning.supervision.random import Random
 from jdfl_lightning.supervision.uniform import Uniform
 
-SUPERVISIONS: tuple[type[Supervision], ...] = (Plain, Hard, Graded, Random, Uniform)
+SUPERVISIONS: tuple[type[Supervision], ...] = (Plain, Hard, Graded, Random, Uniform, EM, Online)
 
 
 def short_names() -> dict[str, type[Supervision]]:
     """Return the supervisions of this package, by their short names.
 
     >>> list(short_names())
-    ['base', 'hard', 'graded', 'random', 'uniform']
+    ['base', 'hard', 'graded', 'random', 'uniform', 'em', 'online']
     """
     return {known.short: known for known in SUPERVISIONS}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 
 def clock(seconds: float) -> str:
@@ -22,6 +24,15 @@ def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def as_text(table: Table) -> str:
+    """Return a table as lines of text, without a frame."""
+    table.box = None
+    console = Console(width=200, file=io.StringIO(), force_jupyter=False)
+    with console.capture() as lines:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in lines.get().splitlines())
 
 
 class Display:
@@ -49,9 +60,10 @@ class Display:
 
 
 def _accuracy(metrics: Mapping[str, float]) -> str:
-    """Return a round's accuracy and the best so far, unless no best is kept."""
-    best = metrics["test/acc_best"]
-    return f"acc {100 * metrics['test/acc']:.2f}  " + ("" if math.isnan(best) else f"best {100 * best:.2f}  ")
+    """Return a round's accuracy, on validation and unseen images too, and the best round's, unless none is kept."""
+    names = {"acc": "test/acc", "val": "val/acc", "unseen": "unseen/acc", "best": "test/acc_best"}
+    found = {word: metrics.get(name, math.nan) for word, name in names.items()}
+    return "".join(f"{word} {100 * value:.2f}  " for word, value in found.items() if not math.isnan(value))
 
 
 def round_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:

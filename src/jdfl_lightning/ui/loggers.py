@@ -231,6 +231,22 @@ def log_picture(logger: Logger | None, key: str, file: Path) -> None:
         logger.log_image(key, [str(file)])
 
 
+def log_rows(logger: Logger | None, key: str, rows: Sequence[Mapping[str, object]], step: int) -> None:
+    """Log a table: as one if the logger supports tables, else its numbers, as ``key/row/column``."""
+    if logger is None or not rows:
+        return
+    if hasattr(logger, "log_table"):
+        logger.log_table(key, list(rows[0]), [list(row.values()) for row in rows])
+        return
+    numbers = {
+        f"{key}/{number}/{name}": value
+        for number, row in enumerate(rows)
+        for name, value in row.items()
+        if isinstance(value, (int, float))
+    }
+    logger.log_metrics(numbers, step=step)
+
+
 def in_group(logger: WandbRounds | Logger | bool, group: str, name: str) -> WandbRounds | Logger | bool:
     """Return a logger whose W&B run belongs to a group and has a readable name, unless it has others already.
 

@@ -1,0 +1,109 @@
+"""A training loop without a Trainer, for fits that configure nothing of it: the same bits, sooner.
+
+What `Trainer.fit` does around a fit takes longer than a tiny client's steps. This loop makes the same calls in the same
+order, but only those that an algorithm of this package uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, cast
+
+import lightning.pytorch as pl
+from torch import Tensor
+from torch.optim import Optimizer
+
+from jdfl_lightning.algorithms import LocalUpdate
+from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.trainer import TrainerOptions
+
+_HOOKS = {
+    "on_train_start",
+    "on_train_batch_start",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_exception",
+}
+"""The hooks of a callback that the loop calls."""
+
+
+def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: TrainerOptions) -> bool:
+    """Return whether `PlainLoop` trains as a Trainer would.
+
+    It does for a `JointModule` itself without a scheduler, for options that are at their defaults on a CPU, and for an
+    algorithm whose hooks are those of this package. (Hooks of the user's may look at anything of a Trainer.) A module
+    outside of a run logs its loss, for which it needs a Trainer.
+    """
+    if not options.are_plain or type(module) is not JointModule or module.lr_scheduler is not None:
+        return False
+    if module.loss_term is None:
+        return False
+    return has_known_hooks(update)
+
+
+def has_known_hooks(update: LocalUpdate) -> bool:
+    """Return whether all hooks of a callback are this package's own and called by `PlainLoop`."""
+    kind: Any = type(update)
+    return _are_known(kind)
+
+
+@cache
+def _are_known(update: Any) -> bool:
+    return all(
+        name in _HOOKS and getattr(update, name).__module__.startswith("jdfl_lightning.")
+        for name, hook in vars(pl.Callback).items()
+        if callable(hook) and getattr(update, name) is not hook
+    )
+
+
+class PlainLoop:
+    """Trains a module, and stands in for the Trainer where an algorithm's hooks expect one.
+
+    Args:
+        module: the module; its optimizer is that of `configure_optimizers`.
+        loader: its training batches.
+        update: the algorithm's callback for this fit.
+    """
+
+    accumulate_grad_batches = 1
+
+    def __init__(self, module: JointModule, loader: Iterable[Any], update: LocalUpdate) -> None:
+        self.module, self.train_dataloader, self.update = module, loader, update
+        self.optimizers: list[Optimizer] = [module.configure_optimizers()]
+        self._trainer = cast(pl.Trainer, self)
+
+    def fit(self, epochs: int) -> None:
+        """Train for some passes through the loader."""
+        try:
+            self._fit(epochs)
+        except BaseException as error:
+            self.update.on_exception(self._trainer, self.module, error)
+            raise
+
+    def _fit(self, epochs: int) -> None:
+        module, update, trainer = self.module, self.update, self._trainer
+        module.train()
+        update.on_train_start(trainer, module)
+        for _ in range(epochs):
+            for number, batch in enumerate(self.train_dataloader):
+                update.on_train_batch_start(trainer, module, batch, number)
+                loss = self._step(batch, number)
+                update.on_train_batch_end(trainer, module, {"loss": loss}, batch, number)
+            update.on_train_epoch_end(trainer, module)
+        update.on_train_end(trainer, module)
+        module.finish_terms(self.train_dataloader)
+
+    def _step(self, batch: Any, number: int) -> Tensor:
+        [optimizer] = self.optimizers
+
+        def closure() -> Tensor:
+            loss = self.module.training_step(batch, number)
+            optimizer.zero_grad()
+            loss.backward()
+            self.update.on_before_optimizer_step(self._trainer, self.module, optimizer)
+            return loss.detach()
+
+        return cast(Tensor, cast(Any, optimizer).step(closure))

@@ -1,0 +1,86 @@
+"""The details of a finished run: tables for the terminal, and the figure of its confusion matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from jdfl_lightning.report.run import Drawing, new_figure, right
+
+_MOST_NUMBERS, _MOST_NAMES = 20, 40
+"""Classes up to which a confusion matrix has numbers, and names."""
+
+
+def details_tables(details: Mapping[str, Any]) -> list[Table]:
+    """Return tables of per-class accuracies and calibration, and of the pseudo-domains that images choose.
+
+    Args:
+        details: ``evaluation.json``.
+    """
+    parts = {part: details[part] for part in ("test", "unseen") if part in details}
+    title = f"{details['weights']} weights, round {details['round']}, score {details['score']} (%)"
+    table = Table("", *right(*parts), title=title, title_justify="left")
+    rows: dict[str, list[float | None]] = {
+        "accuracy": [part["accuracy"] for part in parts.values()],
+        "balanced accuracy": [part["balanced_accuracy"] for part in parts.values()],
+        "mean over domains": [part["mean_over_domains"] for part in parts.values()],
+        "standard deviation over domains": [part["std_over_domains"] for part in parts.values()],
+        "calibration error, max": [part["calibration_error"]["max"] for part in parts.values()],
+        "calibration error, sum": [part["calibration_error"]["sum"] for part in parts.values()],
+    }
+    for name in next(iter(parts.values()))["classes"]:
+        rows[f"class {name}"] = [part["classes"][name] for part in parts.values()]
+    for name, values in rows.items():
+        table.add_row(name, *map(_percent, values))
+    domains = {name: (part, domain) for part in parts for name, domain in parts[part]["domains"].items()}
+    num_domains = len(next(iter(domains.values()))[1]["pseudo_domains"])
+    if num_domains == 1:
+        return [table]
+    title = "images by the pseudo-domain of their largest output (%)"
+    chosen = Table("", *right("images", *map(str, range(num_domains))), title=title, title_justify="left")
+    for name, (part, domain) in domains.items():
+        label = f"{name} (unseen)" if part == "unseen" else name
+        chosen.add_row(label, str(domain["images"]), *map(_percent, domain["pseudo_domains"]))
+    return [table, chosen]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def draw_confusion(matrices: Mapping[str, Sequence[Sequence[int]]], class_names: Sequence[str]) -> Drawing:
+    """Draw the confusion matrix of each part: shares of the images of a true class, and their numbers.
+
+    Args:
+        matrices: by part, the numbers of images: a row for each true class, a column for each predicted one.
+        class_names: the classes.
+    """
+    count = len(class_names)
+    side = min(12.0, 2.6 + 0.42 * count)
+    figure = new_figure(side * len(matrices), side)
+    grid = figure.subplots(1, len(matrices), squeeze=False)[0]
+    for axes, (part, rows) in zip(grid, matrices.items(), strict=True):
+        shares = [[100 * number / max(1, sum(row)) for number in row] for row in rows]
+        picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
+        if count <= _MOST_NUMBERS:
+            for place, row in enumerate(rows):
+                for other, number in enumerate(row):
+                    dark = shares[place][other] > 55
+                    axes.text(
+                        other,
+                        place,
+                        str(number),
+                        ha="center",
+                        va="center",
+                        fontsize=7,
+                        color="white" if dark else "black",
+                    )
+        names = [name.replace("$", r"\$") for name in class_names] if count <= _MOST_NAMES else []
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.set(xlabel="predicted class", ylabel="true class")
+        axes.set_title(f"{part} images", loc="left", fontsize=10)
+    figure.colorbar(picture, ax=list(grid), label="share of the true class (%)", shrink=0.8)
+    return figure

@@ -1,0 +1,109 @@
+"""The end of a run: its weights are examined once in detail, and a row is written for each client."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+
+from jdfl_lightning.client.details import examine
+from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.report.details import draw_confusion
+from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.storage.details import save_client_rows, save_details
+from jdfl_lightning.storage.folder import save_figure
+from jdfl_lightning.storage.names import CONFUSION_FIGURE, Which
+from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
+from jdfl_lightning.ui.loggers import log_picture, log_rows
+
+
+def close_run(workspace: Workspace, folder: Path, state: ServerState, logger: Logger | None) -> None:
+    """Examine the weights that a run keeps, and write and log what was found.
+
+    Images at remote sites cannot be examined: only what the server knows of its clients is written.
+
+    Args:
+        workspace: the data and the module of this process.
+        folder: the run folder.
+        state: the state after the last round.
+        logger: the run's logger.
+    """
+    details = None
+    if workspace.data.roster is None:
+        which, model = _kept(folder)
+        details = examine_model(workspace, which, model)
+        write_details(workspace, folder, details)
+        log_picture(logger, "confusion", folder / CONFUSION_FIGURE)
+        if logger is not None:
+            logger.log_metrics(_numbers(details), step=state.round)
+    rows = client_rows(workspace.experiment, state, details)
+    save_client_rows(folder, rows)
+    log_rows(logger, "clients", rows, state.round)
+
+
+def _kept(folder: Path) -> tuple[Which, SavedModel]:
+    """Return the weights that a run keeps: the best ones, or the last if these are missing or damaged."""
+    if kept_weights(folder) == "best":
+        try:
+            return "best", load_model(folder, "best")
+        except InputError:
+            pass
+    return "last", load_model(folder, "last")
+
+
+def examine_model(workspace: Workspace, which: Which, model: SavedModel) -> dict[str, Any]:
+    """Return the details of a saved model: which it is, and its results on test images and unseen domains."""
+    about = {"weights": which, "round": model.header.round, "score": workspace.experiment.score}
+    return about | examine(workspace, model.weights, model.buffers)
+
+
+def write_details(workspace: Workspace, folder: Path, details: dict[str, Any]) -> None:
+    """Write the details of a model and the figure of its confusion matrices."""
+    names = list(workspace.data.class_names)
+    save_details(folder, details, names)
+    matrices: dict[str, list[list[int]]] = {
+        part: details[part]["confusion"] for part in ("test", "unseen") if part in details
+    }
+    save_figure(draw_confusion(matrices, names), folder / CONFUSION_FIGURE)
+
+
+def _numbers(details: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers to log."""
+    found: dict[str, float] = {}
+    for part in ("test", "unseen"):
+        if part in details:
+            found[f"final/{part}/balanced_acc"] = details[part]["balanced_accuracy"]
+            found |= {f"final/{part}/ece_{name}": error for name, error in details[part]["calibration_error"].items()}
+    return found
+
+
+def client_rows(experiment: Experiment, state: ServerState, details: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return a row for each client; what is not known, or must not be in a private run, is left empty.
+
+    Args:
+        experiment: the run's settings.
+        state: the state after the last round.
+        details: of the weights that the run keeps; None if there are no images here.
+    """
+    data, rows = experiment.data, []
+    own = data.true_domains or [""] * len(data.client_sizes)
+    accuracies = {} if details is None else {n: d["accuracy"] for n, d in details["test"]["domains"].items()}
+    for client, (size, domain) in enumerate(zip(data.client_sizes, own, strict=True)):
+        rounds, loss = state.taken.get(client, (0, math.nan))
+        pseudo = None if state.domains is None else state.domains.of(client)
+        rows.append(
+            {
+                "client": client,
+                "samples": size,
+                "domain": domain,
+                "pseudo_domain": pseudo if pseudo is None or pseudo >= 0 else None,
+                "rounds": rounds if experiment.algorithm.keeps_best else None,
+                "loss": None if math.isnan(loss) else loss,
+                "accuracy": accuracies.get(domain),
+            }
+        )
+    return rows

@@ -1,0 +1,129 @@
+"""The loop without a Trainer: the same bits as Lightning's Trainer, and used only where that holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import experiment, same
+from jdfl_lightning import Experiment, FedAvg, JointModule, LocalUpdate, Part, TrainerOptions, algorithms, fit
+from jdfl_lightning.client import fit as client_fit
+from jdfl_lightning.client.fit import Workspace, fit_client
+from jdfl_lightning.client.loop import needs_no_trainer
+from jdfl_lightning.client.trainer import silent_trainer
+from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.data import DigitsDomains
+
+ALGORITHMS = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON", "RobustFedAvg"]
+
+
+class Restless(nn.Module):
+    """A network with everything that a mode or a random number changes: BatchNorm and dropout."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Flatten())
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.net(images)
+        return features
+
+
+class Own(JointModule):
+    """A module of the user's."""
+
+
+class Looking(LocalUpdate):
+    """An algorithm of the user's that looks at the Trainer."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        assert trainer.max_epochs == 1
+
+
+class Doubled(LocalUpdate):
+    """An algorithm of the user's with no hook of its own."""
+
+    def correct(self, params: dict[str, Tensor]) -> None:
+        for param in params.values():
+            assert param.grad is not None
+            param.grad.mul_(2)
+
+
+def both_ways(run: Experiment, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Train by the loop and by Lightning's Trainer; return whether all that they left is the same."""
+    trainers = []
+
+    def watched(*args: Any) -> pl.Trainer:
+        trainers.append(silent_trainer(*args))
+        return trainers[-1]
+
+    monkeypatch.setattr(client_fit, "silent_trainer", watched)
+    fit(replace(run, run_dir="loop"))
+    assert not trainers
+    with monkeypatch.context() as patch:
+        patch.setattr(client_fit, "needs_no_trainer", lambda *args: False)
+        fit(replace(run, run_dir="trainer"))
+    assert trainers
+    return same("loop", "trainer")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_same_bits_as_the_trainer(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients a round of four, so that states of earlier rounds count; Phase 1 too."""
+    run = experiment(algorithm=getattr(algorithms, algorithm)(), supervision="random", rounds=3, client_fraction=0.5)
+    assert both_ways(run, monkeypatch)
+
+
+def test_same_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout and augmentation draw from torch's global generator, in the same order."""
+    data = DigitsDomains(size=8, num_clients=4, augment=["RandomHorizontalFlip"])
+    run = experiment(
+        data=data, backbone="test_loop.Restless", supervision="graded", lr=None, optimizer=Part(torch.optim.Adam)
+    )
+    assert both_ways(run, monkeypatch)
+
+
+def update_of(kind: type[LocalUpdate] = LocalUpdate) -> LocalUpdate:
+    return kind(FitTask(0, 1, 0, {}), {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "expected"),
+    [
+        ({}, LocalUpdate, True),
+        ({}, Doubled, True),
+        ({}, Looking, False),
+        ({"model": Part(Own)}, LocalUpdate, False),
+        ({"trainer": TrainerOptions(gradient_clip_val=1.0)}, LocalUpdate, False),
+        ({"trainer": TrainerOptions(precision="64-true")}, LocalUpdate, False),
+        ({"trainer": TrainerOptions(callbacks=[Part(pl.Callback)])}, LocalUpdate, False),
+        ({"trainer": TrainerOptions(max_steps=3)}, LocalUpdate, False),
+        ({"trainer": TrainerOptions(accelerator="cpu")}, LocalUpdate, True),
+        ({"lr_scheduler": Part(torch.optim.lr_scheduler.StepLR, step_size=1)}, LocalUpdate, False),
+    ],
+)
+def test_where_it_is_used(settings: dict[str, Any], kind: type[LocalUpdate], expected: bool) -> None:
+    run = experiment(**settings)
+    module = Workspace(run).module(*Workspace(run).initial(1))
+    module.loss_term = update_of(kind).loss  # as in a run
+    assert needs_no_trainer(module, update_of(kind), run.trainer) is expected
+    module.loss_term = None  # it logs its loss by itself
+    assert not needs_no_trainer(module, update_of(kind), run.trainer)
+
+
+def test_hooks_of_the_user_get_a_trainer() -> None:
+    class Rule(FedAvg):
+        def local(self, task: FitTask, state: dict[str, dict[str, Tensor]]) -> LocalUpdate:
+            return Looking(task, state)
+
+    workspace = Workspace(experiment(algorithm=Rule(), supervision="base"))
+    weights, buffers = workspace.initial(1)
+    result, _ = fit_client(workspace, FitTask(0, 1, 0, weights, buffers), {})
+    assert result.num_steps == 4
+    assert torch.isfinite(result.weights["head.weight"]).all()

@@ -1,0 +1,163 @@
+"""VectorBackend: clients trained together reach the weights of clients trained one by one, to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import experiment, same
+from jdfl_lightning import (
+    Agreement,
+    Clustering,
+    DigitsDomains,
+    Experiment,
+    InputError,
+    LocalBackend,
+    Part,
+    TrainerOptions,
+    VectorBackend,
+    algorithms,
+    fit,
+)
+from jdfl_lightning.backends.local import LocalRunner
+from jdfl_lightning.client.fit import Workspace, begin_fit, fit_client
+from jdfl_lightning.client.stack import fit_stack
+from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.storage.checkpoint import load_record
+
+ALGORITHMS = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON", "RobustFedAvg"]
+
+
+def small_net(size: int) -> nn.Module:
+    """A network of two layers without BatchNorm and dropout."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 12), nn.Tanh(), nn.Linear(12, 8))
+
+
+def normed(size: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 4), nn.BatchNorm1d(4))
+
+
+def dropping(size: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 4), nn.Dropout())
+
+
+def setting(**settings: Any) -> Experiment:
+    return experiment(**({"backbone": "test_vector.small_net", "lr": 0.1} | settings))
+
+
+@pytest.fixture
+def _together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that is trained one by one after all is an error."""
+
+    def alone(runner: LocalRunner, tasks: Sequence[FitTask]) -> Any:
+        raise AssertionError(f"{len(tasks)} clients are trained one by one")
+
+    monkeypatch.setattr(LocalRunner, "fit", alone)
+
+
+def weights_of(folder: str) -> dict[str, Tensor]:
+    record, _ = load_record(max(Path(folder, "checkpoints").iterdir(), key=lambda file: int(file.stem)))
+    return {f"{group}/{name}": tensor for group, tensors in record.items() for name, tensor in tensors.items()}
+
+
+def agree(run: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(replace(run, run_dir="local", backend=LocalBackend()))
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalRunner, "fit", lambda *args: pytest.fail("trained one by one"))
+        fit(replace(run, run_dir="vector", backend=VectorBackend(group=3)))
+    ours, theirs = weights_of("vector"), weights_of("local")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("supervision", ["base", "random"])
+def test_same_weights_as_one_by_one(algorithm: str, supervision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phase 1, states of earlier rounds and the server's record too; 7 clients in groups of 3, 3 and 1."""
+    data = DigitsDomains(size=8, num_clients=7)
+    rule = getattr(algorithms, algorithm)()
+    agree(setting(data=data, algorithm=rule, supervision=supervision, rounds=3, epochs=2), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"supervision": "graded", "momentum": 0.9, "weight_decay": 0.01},
+        {"supervision": "hard", "head_lr": 0.25, "round_scheduler": Part(torch.optim.lr_scheduler.StepLR, step_size=1)},
+        {"supervision": "uniform", "regularizers": [Agreement(weight=0.5)]},
+        {"supervision": "graded", "data": DigitsDomains(size=8, num_clients=7, label_skew=0.3), "batch_size": 32},
+        {"supervision": "graded", "clustering": Clustering(epochs=1, labels="rotations")},
+    ],
+)
+def test_same_weights_with_other_settings(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    agree(setting(epochs=2, **settings), monkeypatch)
+
+
+def test_clients_with_different_numbers_of_steps() -> None:
+    """Clients of 1 to 3 batches, the last of any size: each against a fit of its own, losses and steps too."""
+    run = setting(data=DigitsDomains(size=8, num_clients=7, label_skew=0.3), supervision="base", epochs=3)
+    run.data.deal(0)
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
+    tasks = [FitTask(client, 1, 0, weights, buffers) for client in range(7)]
+    alone = [fit_client(workspace, task, {})[0] for task in tasks]
+    assert len({result.num_steps for result in alone}) > 1
+    fits = [begin_fit(workspace, task, {}) for task in tasks]
+    for trained, member, result in zip(fit_stack(workspace, fits), fits, alone, strict=True):
+        torch.testing.assert_close(trained, result.weights, rtol=1e-5, atol=1e-6)
+        assert member.update.num_steps == result.num_steps
+        assert member.update.mean_loss == pytest.approx(result.metrics["train/loss"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("_together")
+def test_repeats_and_resumes_to_the_bit() -> None:
+    run = setting(algorithm=algorithms.SCAFFOLD(), supervision="random", backend=VectorBackend(), rounds=4)
+    fit(replace(run, run_dir="whole"))
+    fit(replace(run, run_dir="again"))
+    assert same("whole", "again")
+    fit(replace(run, run_dir="parts", rounds=2))
+    fit(replace(run, run_dir=None, resume="parts"))
+    assert same("whole", "parts")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"optimizer": Part(torch.optim.Adam)}, "--optimizer is not SGD"),
+        ({"lr_scheduler": Part(torch.optim.lr_scheduler.StepLR, step_size=1)}, "--lr_scheduler changes the rate"),
+        ({"trainer": TrainerOptions(gradient_clip_val=1.0)}, "an option of --trainer is set"),
+        ({"data": DigitsDomains(size=8, num_clients=4, augment=["RandomHorizontalFlip"])}, "--data.augment draws"),
+        ({"backbone": "test_vector.normed"}, "copies can be stacked"),
+        ({"backbone": "test_vector.dropping"}, "copies can be stacked"),
+    ],
+)
+def test_what_cannot_be_stacked_is_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as error:
+        fit(
+            setting(
+                **({"lr": None} if "optimizer" in settings else {}), **settings, backend=VectorBackend(), run_dir="run"
+            )
+        )
+    assert "\n" not in str(error.value)
+    assert not Path("run").exists()
+
+
+class Failing(algorithms.FedAvg):
+    """The second client fails."""
+
+    def local(self, task: FitTask, state: Any) -> Any:
+        if task.client == 1 and task.round == 1:
+            raise RuntimeError("no power")
+        return super().local(task, state)
+
+
+def test_a_client_that_fails_is_left_out() -> None:
+    run = fit(setting(algorithm=Failing(), supervision="base", rounds=1, backend=VectorBackend(), run_dir="run"))
+    assert (run.metrics["refused"].iloc[0], run.metrics["clients"].iloc[0]) == (1, 3)
