@@ -14,7 +14,7 @@ import pytest
 import ray
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from flower_grid import run_on_grid, write_config
 from helpers import contents, digits, experiment, same
@@ -35,6 +35,7 @@ from jdfl_lightning import (
 )
 from jdfl_lightning.client.features import open_workspace, why_no_features
 from jdfl_lightning.core.errors import InputError, Note, StorageError
+from jdfl_lightning.data.duplicates import digest_images
 from jdfl_lightning.data.features import compute_features, features_of
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.weights import load_model
@@ -114,28 +115,31 @@ def test_what_decides_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(1)
         return compute_features(*args)
 
+    def features(network: nn.Module, images: Tensor, normalize: Any, about: Any) -> Tensor:
+        return features_of(network, images, normalize, about, digest_images(images), nothing)
+
     monkeypatch.setattr("jdfl_lightning.data.features.compute_features", counted)
     network, about = PaperCNN(8).eval(), {"name": "PaperCNN", "arguments": {}}
     other = images.clone()
     other[17, 3, 3, 0] += 1
     moved = PaperCNN(8).eval()
-    first = features_of(network, images, "unit", about, nothing)
-    assert torch.equal(features_of(network, images.clone(), "unit", dict(about), nothing), first)
+    first = features(network, images, "unit", about)
+    assert torch.equal(features(network, images.clone(), "unit", dict(about)), first)
     assert len(calls) == 1
     cases: list[Any] = [
-        (moved, images, "unit", about, nothing),
-        (network, other, "unit", about, nothing),
-        (network, images, "imagenet", about, nothing),
-        (network, images[:39], "unit", about, nothing),
-        (network, images, "unit", about | {"arguments": {"stride": 1}}, nothing),
-        (network, images, "unit", None, nothing),
-        (network, images, "unit", None, nothing),
+        (moved, images, "unit", about),
+        (network, other, "unit", about),
+        (network, images, "imagenet", about),
+        (network, images[:39], "unit", about),
+        (network, images, "unit", about | {"arguments": {"stride": 1}}),
+        (network, images, "unit", None),
+        (network, images, "unit", None),
     ]
     for arguments in cases:
         before = len(calls)
-        features_of(*arguments)
+        features(*arguments)
         assert len(calls) == before + 1
-    assert torch.equal(features_of(network, images, "unit", about, nothing), first)
+    assert torch.equal(features(network, images, "unit", about), first)
     files = [file for file in Path(os.environ["JDFL_CACHE"]).iterdir() if file.name.endswith(".features.npy")]
     assert len(files) == 6
     for content in (b"", b"damaged", None):
@@ -146,7 +150,7 @@ def test_what_decides_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
             else:
                 file.write_bytes(content)
         before = len(calls)
-        assert torch.equal(features_of(network, images, "unit", about, nothing), first)
+        assert torch.equal(features(network, images, "unit", about), first)
         assert len(calls) == before + 1
 
 

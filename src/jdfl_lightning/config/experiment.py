@@ -179,6 +179,8 @@ class Experiment:
     logger: WandbRounds | CSVLogger | TensorBoardLogger | Logger | bool = setting(False, role="output")
     """false, true for Weights & Biases (WandbRounds), CSVLogger or TensorBoardLogger (into the run's folder), or any
     Lightning logger; metrics.csv is written in any case."""
+    figures: bool = setting(True, role="output")
+    """Draw the pictures of the run folder; false saves some seconds, which count in a suite of many short runs."""
     run_dir: str | None = setting(None, role="output")
     """Folder of the run, new or empty; null for a new one in runs/."""
     resume: str | None = setting(None, role="place")

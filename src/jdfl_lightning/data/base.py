@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jdfl_lightning.data.checks import MissingClasses, check_arguments, check_loaded, seen_domains
-from jdfl_lightning.data.duplicates import identical
+from jdfl_lightning.data.duplicates import digest_images, identical
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.data.partition import Partition, partition
 from jdfl_lightning.data.summary import describe
@@ -215,7 +215,7 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         """Return the same data with another unseen domain; its images are still to be loaded."""
         other = copy.copy(self)
         other.unseen = unseen
-        for name in ("images", "labels", "domains", "partition", "_copies"):
+        for name in ("images", "labels", "domains", "partition", "_copies", "pixels"):
             vars(other).pop(name, None)
         seen_domains(other)
         return other
@@ -280,6 +280,11 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         picked = self.images[:: max(1, len(self.images) // 200)]
         digest.update(f"{tuple(self.images.shape)} ".encode() + picked.contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+    @cached_property
+    def pixels(self) -> str:
+        """Checksum of all images."""
+        return digest_images(self.images)
 
     def client_loader(
         self, client: int, domain: int, batch_size: int, generator: torch.Generator, augment: bool = True

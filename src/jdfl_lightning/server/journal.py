@@ -139,8 +139,8 @@ class RunJournal(RunCallback):
             backbone_args=arguments,
             normalize=data.normalize,
             resize=data.resize,
-            network=self._network,
             model=None if own is None else as_dict(own),
+            network=self._network,
         )
         model = SavedModel(state.weights, state.buffers, header)
         if report.improved:

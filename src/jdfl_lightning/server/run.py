@@ -94,8 +94,9 @@ def _find_domains(session: Session) -> PseudoDomains:
     else:
         _, found = known
     record = read_discovery(folder)
-    save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE)
-    log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
+    if experiment.figures:
+        save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE)
+        log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
     if journal.logger is not None and known is None:
         numbers = [name for name in ("num_domains", "ari", "nmi", "bytes_down", "bytes_up") if name in record]
         journal.logger.log_metrics({f"discovery/{name}": record[name] for name in numbers}, step=0)

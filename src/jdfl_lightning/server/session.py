@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lightning.pytorch.loggers import Logger
+
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.clustering.updates import Updates
@@ -130,11 +132,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                     if isinstance(error, KeyboardInterrupt):
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
-            if (targets := draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)) is not None:
-                save_figure(targets, folder / TARGETS_FIGURE)
-                log_picture(logger, "targets", folder / TARGETS_FIGURE)
-            save_figure(draw_curves(read_run(folder)), folder / CURVES)
-            log_picture(logger, "curves", folder / CURVES)
+            if experiment.figures:
+                _draw(folder, logger)
             if events.stop is not None:
                 save_stop(folder, events.stop)  # last: whoever finds it knows that the run is finished
                 display.say(f"stopped after round {events.stop.round} of {experiment.rounds}: {events.stop}")
@@ -143,6 +142,15 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
         finally:
             if logger is not None:
                 logger.finalize(status)
+
+
+def _draw(folder: Path, logger: Logger | None) -> None:
+    """Draw and log what a finished run shows: how learned targets changed, and the curves."""
+    if (targets := draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)) is not None:
+        save_figure(targets, folder / TARGETS_FIGURE)
+        log_picture(logger, "targets", folder / TARGETS_FIGURE)
+    save_figure(draw_curves(read_run(folder)), folder / CURVES)
+    log_picture(logger, "curves", folder / CURVES)
 
 
 def _describe(experiment: Experiment, folder: Path, display: Display) -> None:

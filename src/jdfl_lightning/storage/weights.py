@@ -39,11 +39,11 @@ class ModelHeader:
     """How pixels became the network's input."""
     resize: Resize = "squash"
     """How images became squares."""
-    network: Text = ""
-    """Checksum of the run's frozen network, which is in a file of its own; empty if all tensors are here."""
     model: dict[Text, Any] | None = None
     """The class that turns images into logits, as class_path and init_args; null for the head of the backbone's
     features."""
+    network: Text = ""
+    """Checksum of the run's frozen network, which is in a file of its own; empty if all tensors are here."""
 
     def __post_init__(self) -> None:
         checked_normalize(self.normalize)

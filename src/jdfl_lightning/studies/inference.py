@@ -25,7 +25,7 @@ from jdfl_lightning.server.closing import examine_model
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
-from jdfl_lightning.storage.weights import kept_weights, load_model
+from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
 from jdfl_lightning.studies.hub import load_folder
 from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_saved, separate
 from jdfl_lightning.ui.display import Display, progress_display
@@ -118,9 +118,12 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> tuple[Wo
         weights, buffers = workspace.initial(num_domains)
         if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers | workspace.network):
             raise InputError(f"Expected the {which} weights of {folder} to be a {experiment.backbone}'s but {problem}.")
-    return workspace, {
-        which: evaluate_models(workspace, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()
-    }
+    return workspace, {which: _evaluate(workspace, which, model) for which, model in models.items()}
+
+
+def _evaluate(workspace: Workspace, which: Which, model: SavedModel) -> Scores:
+    buffers = {name: tensor for name, tensor in model.buffers.items() if name not in workspace.network}
+    return evaluate_models(workspace, {which: model.weights}, buffers).scores[which]
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,9 @@ def load_to_use(
         preprocess: whether the network takes images of any size.
     """
     saved, own = load_model(folder, which or kept_weights(folder)), own_settings(folder)
-    named = saved.header.backbone, saved.header.backbone_args
-    same = (own.get("backbone"), own.get("backbone_args", {})) == named
-    require_safe(folder, saved.header, trust or (same and saved.header.model in (None, own.get("model"))))
+    header = saved.header
+    same = (own.get("backbone"), own.get("backbone_args", {})) == (header.backbone, header.backbone_args)
+    require_safe(folder, header, trust or (same and header.model in (None, own.get("model"))))
     return build_saved(saved, preprocess)
 
 
@@ -138,10 +138,11 @@ def require_safe(folder: Path, header: ModelHeader, vouched: bool) -> None:
         header: the description.
         vouched: whether the user trusts the folder, or made it.
     """
-    strangers = [] if known_backbone(header.backbone) else [header.backbone]
+    backbone, arguments = header.backbone, header.backbone_args
+    strangers = [] if known_backbone(backbone) else [backbone]
     strangers += [] if header.model is None else [plain(str(header.model.get("class_path")))]
     require_known(folder, [] if vouched else strangers)
-    others = {name: value for name, value in header.backbone_args.items() if name not in OWN_ARGUMENTS}
+    others = {name: value for name, value in arguments.items() if name not in OWN_ARGUMENTS}
     if not vouched and others:
         raise InputError(
             f"{folder} was not made by you on this machine, or was edited, and gives its backbone arguments: "
@@ -153,9 +154,9 @@ def build_saved(saved: SavedModel, preprocess: bool) -> TrainedModel:
     """Build the network of a saved model; its description must be safe to use."""
     about, num_classes = saved.header, len(saved.header.class_names)
     backbone = build_backbone(about.backbone, about.size, about.backbone_args, pretrained=False)  # its own are saved
+    if about.model is None:
+        load_saved(backbone, saved)
     try:
-        if about.model is None:
-            load_saved(backbone, saved)
         weights = _part(saved, "head.")
         outputs, features = weights["weight"].shape
         if outputs % num_classes or not outputs:
