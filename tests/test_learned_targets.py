@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -428,7 +429,7 @@ def test_the_figure_shows_what_is_in_the_folder(learned: Supervision) -> None:
     table = record["table"] if record["table"].ndim == 2 else record["table"].mean(dim=0)
     torch.testing.assert_close(torch.as_tensor(last.images[0].get_array()), table)
     assert last.get_title(loc="left").startswith("weights after round 3")
-    assert change.lines[0].get_ydata().tolist() == [row["targets/entropy"] for row in run.rows]
+    assert list(np.asarray(change.lines[0].get_ydata())) == [row["targets/entropy"] for row in run.rows]
     assert Path("run/targets.png").exists()
 
 
