@@ -397,6 +397,7 @@ def test_flower_agrees_to_the_bit(parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Waiting for room on the Ray cluster")  # a busy machine starts actors slowly
 def test_ray_agrees_to_the_bit() -> None:
     import ray
 
