@@ -16,6 +16,7 @@ from jdfl_lightning import (
     EM,
     Agreement,
     Balance,
+    Clustering,
     DigitsDomains,
     Experiment,
     InputError,
@@ -98,6 +99,7 @@ def test_same_weights_as_one_by_one(algorithm: str, supervision: str, monkeypatc
         {"supervision": "graded", "data": DigitsDomains(size=8, num_clients=7, label_skew=0.3), "batch_size": 32},
         {"supervision": EM(kappa=50.0, warmup=0.0), "regularizers": [Balance(0.1)]},
         {"supervision": Online(), "regularizers": [Prototype(0.1)]},
+        {"supervision": "graded", "clustering": Clustering(epochs=1, labels="rotations")},
     ],
 )
 def test_same_weights_with_other_settings(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,17 +24,26 @@ from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
 from jdfl_lightning.core.tensors import Record, Tensors, norm, snapshot
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
-from jdfl_lightning.models import build_backbone, num_features, select_parameters
+from jdfl_lightning.models import backbone_on_features, build_backbone, num_features, select_parameters
 from jdfl_lightning.regularizers import Term
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
 
-def initial_backbone(experiment: Experiment) -> nn.Module:
-    """Return the initial backbone of every run with these settings, a function of the seed."""
+def initial_backbone(experiment: Experiment, pretrained: bool = True) -> nn.Module:
+    """Return the initial backbone of every run with these settings, a function of the seed.
+
+    Args:
+        experiment: the run's settings. If its data has features, the backbone is what is above the frozen network.
+        pretrained: whether its weights are loaded, if the settings name some; a process that is sent all weights needs
+            none.
+    """
+    name, data, arguments = experiment.backbone, experiment.data, experiment.backbone_args
     with isolated_randomness(experiment.seed_everything, "backbone"):
-        return build_backbone(experiment.backbone, experiment.data.size, experiment.backbone_args)
+        if data.features is not None:
+            return backbone_on_features(name, arguments, data.features.shape[1])
+        return build_backbone(name, data.size, arguments, pretrained)
 
 
 def build_module(model: Part | None, backbone: nn.Module, **supplied: Any) -> JointModule:
@@ -64,10 +73,17 @@ class Workspace:
         experiment: the run's settings; its data is loaded and partitioned.
         first: id of the first client whose images this process has.
         backbone: the network of `initial_backbone`, if it is already built.
+        network: tensors of the frozen network whose features the clients train on, by their names in a saved model.
     """
 
-    def __init__(self, experiment: Experiment, first: int = 0, backbone: nn.Module | None = None) -> None:
-        self.experiment, self.first = experiment, first
+    def __init__(
+        self,
+        experiment: Experiment,
+        first: int = 0,
+        backbone: nn.Module | None = None,
+        network: Tensors | None = None,
+    ) -> None:
+        self.experiment, self.first, self.network = experiment, first, network or {}
         self.data = experiment.data
         backbone = initial_backbone(experiment) if backbone is None else backbone
         with isolated_randomness(experiment.seed_everything, "backbone"):
@@ -181,10 +197,6 @@ def train(
     return snapshot({name: param for name, param in module.named_parameters() if param.requires_grad}), logged
 
 
-Batches = BatchLoader | TurnedBatches
-"""A client's training batches."""
-
-
 @dataclass
 class LocalFit:
     """One client's fit: everything that decides it, made by `begin_fit`."""
@@ -196,7 +208,7 @@ class LocalFit:
     """The supervision's; None where labels are ordinary ones."""
     terms: dict[str, Term]
     """The regularizers', by the names of their groups in messages."""
-    loader: Batches
+    loader: BatchLoader
     epochs: int
     generator: torch.Generator
     """Source of the random targets."""
@@ -245,11 +257,11 @@ def begin_fit(workspace: Workspace, task: FitTask, state: Record) -> LocalFit:
         epochs, batch_size = experiment.epochs, experiment.batch_size
     shuffle = torch_generator(task.seed, "shuffle", *task.where)
     loader = data.client_loader(number, max(task.domain, 0), batch_size, shuffle, augment=not discovering)
-    turned = discovering and experiment.clustering.labels == "rotations"
-    batches = TurnedBatches(loader, len(data.class_names)) if turned else loader
+    if discovering and experiment.clustering.labels == "rotations":
+        loader = TurnedBatches(loader, len(data.class_names))
     targets = torch_generator(task.seed, "targets", *task.where)
     factor = 1.0 if discovering else round_factor(experiment.round_scheduler, task.round)
-    return LocalFit(task, update, rule, terms, batches, epochs, targets, factor)
+    return LocalFit(task, update, rule, terms, loader, epochs, targets, factor)
 
 
 def end_fit(

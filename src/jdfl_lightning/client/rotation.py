@@ -34,8 +34,8 @@ def turn(images: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     return turned, torch.arange(len(images)) % count
 
 
-class TurnedBatches:
-    """A client's batches with turned images and their angles as labels; Lightning accepts it like a DataLoader.
+class TurnedBatches(BatchLoader):
+    """A client's batches with turned images and their angles as labels.
 
     Args:
         loader: the client's batches.
@@ -43,12 +43,9 @@ class TurnedBatches:
     """
 
     def __init__(self, loader: BatchLoader, num_classes: int) -> None:
-        self.loader, self.num_classes = loader, num_classes
-        self.indices = loader.indices
-
-    def __len__(self) -> int:
-        return len(self.loader)
+        vars(self).update(vars(loader))
+        self.num_classes = num_classes
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for images, _, domains in self.loader:
+        for images, _, domains in super().__iter__():
             yield *turn(images, self.num_classes), domains

@@ -20,12 +20,13 @@ from torch.func import functional_call, vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from jdfl_lightning.algorithms import LocalUpdate
-from jdfl_lightning.client.fit import Batches, LocalFit, Workspace
+from jdfl_lightning.client.fit import LocalFit, Workspace
 from jdfl_lightning.client.loop import has_known_hooks
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.core.errors import InputError, last_line, require
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors, zeros_like
+from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.joint import PlainTargets, TargetRule
 from jdfl_lightning.joint.loss import soft_target_kl
 from jdfl_lightning.regularizers import Step
@@ -80,7 +81,7 @@ class _Client:
     optimizers: tuple[()] = ()
 
     @property
-    def train_dataloader(self) -> Batches:
+    def train_dataloader(self) -> BatchLoader:
         """The client's batches."""
         return self.fit.loader
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,7 +90,6 @@ def suite(
             supervision=objects.get(supervision, supervision),  # type: ignore[arg-type]  # or a short name
             seed_everything=seed,
             num_domains=experiment.num_domains if number is None else number,
-            logger=copy(experiment.logger),  # an object logs one run
         )
 
     folder, runs = arrange(experiment, matrix, make)
