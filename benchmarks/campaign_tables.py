@@ -189,9 +189,8 @@ def controls_table(runs: pd.DataFrame) -> str:
     rows = [row for row in rows if row.get("low") is not None]
     lines = ["| | seeds | difference (points) | 95 % interval | p, Holm |", "|---|---|---|---|---|"]
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        lines.append(
-            f"| {row['pair']} | {row['seeds']} | {row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f} | {p:.4f} |"
-        )
+        numbers = f"{row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f} | {p:.4f}"
+        lines.append(f"| {row['pair']} | {row['seeds']} | {numbers} |")
     return "\n".join(lines)
 
 
