@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from helpers import finished
-from jdfl_lightning import JointModule, Run, build_backbone, export, from_pretrained, predict
+from jdfl_lightning import JointModule, Part, Run, build_backbone, export, from_pretrained, predict
 from jdfl_lightning.cli import main
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.data.cache import decode
@@ -108,6 +108,23 @@ def test_a_folder_for_a_hub_and_back(case: str, images: list[Path], capsys: pyte
     model = from_pretrained("new")
     assert model(images).shape[0] == len(images)
     assert predict(model, images).equals(predict(folder, images))
+
+
+def test_a_module_with_its_own_forward(images: list[Path]) -> None:
+    """What is exported is what predict uses; a folder that names a class of the user's needs trust."""
+    run = finished("run", rounds=1, backbone="PaperCNN", supervision="base", model=Part("own_parts.Neck", width=4))
+    export(run, "torch", "new.pt2")
+    pixels = torch.from_numpy(np.stack([decode(path, 8) for path in images]))
+    label, found, _ = torch.export.load("new.pt2").module()(pixels)
+    names, expected = probabilities(run, images)
+    assert list(map(str, label.tolist())) == names
+    np.testing.assert_allclose(found.gather(1, label.unsqueeze(1)).squeeze(1).numpy(force=True), expected, atol=1e-5)
+    export(run, "hub", "new")
+    with pytest.raises(InputError, match=r"names own_parts\.Neck, which would be imported"):
+        from_pretrained("new")
+    assert predict(from_pretrained("new", trust=True), images).equals(predict(run, images))
+    with pytest.raises(InputError, match="Neck has its own forward"):
+        export(run, "lightning", "new.ckpt")
 
 
 def test_no_place_of_this_machine_leaves_with_a_model(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from jdfl_lightning import (
     PoolBackend,
     PrivateFedAvg,
     RayBackend,
+    VectorBackend,
     algorithms,
     evaluate,
     fit,
@@ -224,6 +225,17 @@ def test_same_bits_on_ray() -> None:
     fit(replace(run, run_dir="local"))
     fit(replace(run, run_dir="ray", backend=RayBackend(actors=1)))
     assert same("local", "ray")
+
+
+@pytest.mark.parametrize("hidden", [None, 6])
+def test_clients_trained_together(hidden: int | None) -> None:
+    """To rounding, as the VectorBackend promises."""
+    run = setting(backbone_args={"freeze": True, "hidden": hidden}, supervision="graded")
+    fit(replace(run, run_dir="local"))
+    fit(replace(run, run_dir="vector", backend=VectorBackend()))
+    ours, theirs = (load_model(Path(name), "last") for name in ("local", "vector"))
+    for name, value in theirs.weights.items():
+        torch.testing.assert_close(ours.weights[name], value, rtol=1e-4, atol=1e-5)
 
 
 def weights_file(file: Path, seed: int = 5) -> Path:

@@ -6,7 +6,7 @@ import io
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -46,14 +46,13 @@ class Classifier(nn.Module):
 
     def __init__(self, model: TrainedModel) -> None:
         super().__init__()
-        self.backbone, self.head, self.normalize = model.backbone, model.head, model.normalize
-        self.eval()
+        self.model = model
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the predicted class (B,), the probabilities of all classes (B, C) and the pseudo-domain (B,)."""
-        logits = self.head(self.backbone(to_input(images, self.normalize)))
-        domains = logits.argmax(dim=1) // self.head.num_classes  # `split_index` looks at values, which no export can
-        return self.head.predict(logits), self.head.class_probabilities(logits), domains
+        head, logits = self.model.head, self.model.logits(to_input(images, self.model.normalize))
+        domains = logits.argmax(dim=1) // head.num_classes  # `split_index` looks at values, which no export can
+        return head.predict(logits), head.class_probabilities(logits), domains
 
 
 def export(
@@ -86,9 +85,10 @@ def export(
     place = Path(_NAMES[format] if output is None else output)
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         raise InputError(f"Expected --output to be new but {place} exists: choose another, or remove it.")
-    model, header = load_to_use(folder, kept, trust), plain_header(load_model(folder, kept).header)
+    model, saved = load_to_use(folder, kept, trust), load_model(folder, kept)
+    header = plain_header(saved.header)
     if format == "hub":
-        write_hub(place, model, header, found, kept)
+        write_hub(place, replace(saved, header=header), found, kept)
         return place
     writers: dict[str, Callable[[TrainedModel, ModelHeader], bytes]] = {
         "onnx": _onnx,
@@ -182,6 +182,11 @@ def _onnx(model: TrainedModel, header: ModelHeader) -> bytes:
 
 def _lightning(model: TrainedModel, header: ModelHeader) -> bytes:
     head = model.head
+    if model.module is not None:
+        raise InputError(
+            f"Expected a network of backbone and head for --format lightning but {type(model.module).__name__} has its "
+            "own forward: use another format."
+        )
     targets = TargetRule(torch.eye(head.num_domains)) if head.num_domains > 1 else None
     module = JointModule(model.backbone, head.in_features, head.num_classes, targets, score=head.score)
     module.head.load_state_dict(head.state_dict())

@@ -33,13 +33,12 @@ def plain_header(header: ModelHeader) -> ModelHeader:
     return replace(header, backbone_args=arguments, network="")
 
 
-def write_hub(folder: Path, model: TrainedModel, header: ModelHeader, run: SavedRun, which: Which) -> None:
+def write_hub(folder: Path, saved: SavedModel, run: SavedRun, which: Which) -> None:
     """Write a model to a new or empty folder.
 
     Args:
         folder: the folder.
-        model: the network.
-        header: its description.
+        saved: all of its tensors, and its description.
         run: the run that it comes from, for the card.
         which: which of the run's weights it has.
     """
@@ -47,11 +46,10 @@ def write_hub(folder: Path, model: TrainedModel, header: ModelHeader, run: Saved
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error
-    about = {"library": _LIBRARY, "version": version(_LIBRARY), **asdict(header)}
+    about = {"library": _LIBRARY, "version": version(_LIBRARY), **asdict(saved.header)}
     about.pop("network")
-    tensors = snapshot(model.state_dict())
-    write_whole(folder / _WEIGHTS, save({name: tensor.clone() for name, tensor in tensors.items()}, {"format": "pt"}))
-    write_whole(folder / _CARD, model_card(header, run, which).encode())
+    write_whole(folder / _WEIGHTS, save(snapshot(saved.weights | saved.buffers), {"format": "pt"}))
+    write_whole(folder / _CARD, model_card(saved.header, run, which).encode())
     write_whole(folder / _CONFIG, json.dumps(about, indent=2).encode())
 
 
