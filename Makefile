@@ -52,6 +52,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/state_costs.py
 	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/tiny_clients.py
+	$(BIN)/python benchmarks/cached_features.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/shares.py

@@ -210,8 +210,20 @@ class Always(Criterion):
         return self.number, ""
 
 
+def halved(round: int) -> float:
+    """A rate over the rounds."""
+    return 0.5**round
+
+
 class WideNet(nn.Sequential):
     """A backbone with an argument."""
 
     def __init__(self, size: int, width: int = 12) -> None:
         super().__init__(nn.Flatten(), nn.Linear(3 * size * size, width), nn.ReLU())
+
+
+class HiddenNet(nn.Sequential):
+    """A backbone with an argument that backbones have of their own."""
+
+    def __init__(self, size: int, hidden: int = 12) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(3 * size * size, hidden), nn.ReLU())

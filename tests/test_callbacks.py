@@ -548,7 +548,7 @@ def test_a_report_has_stopped_runs() -> None:
     fit(experiment(run_dir="run", callbacks=[EarlyStopping(patience=2)], **STILL))
     table, left_out = read_runs([Path("run")])
     assert (len(table), left_out) == (3, [])
-    assert dict(table["training"][0])["callbacks"].startswith("EarlyStopping(metric=test/acc, patience=2, ")
+    assert dict(table["training"][0])["callbacks"].startswith("EarlyStopping(metric=None, patience=2, ")
     Path("run/stopped.json").unlink()
     table, (left,) = read_runs([Path("run")])
     assert left.reason == "unfinished: 3 of 6 rounds"

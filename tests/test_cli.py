@@ -175,17 +175,24 @@ def test_screen_of_a_real_process(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert [line.split()[:2] for line in lines[:5]] == [
+    assert [line.split()[:2] for line in lines[:13]] == [
         ["run", "folder:"],
+        ["DigitsDomains:", "images"],
+        ["domain", "clients"],
+        *([domain, "1"] for domain in ("ink", "chalk", "photo", "outline")),
+        ["all", "4"],
+        ["protocol:", "paper;"],
         ["discovery:", "4"],
         ["pseudo-domains:", "M"],
         ["round", "1/2"],
         ["round", "2/2"],
     ]
-    assert "left" in lines[3]
+    assert "left" in lines[11]
     assert "best" in done.stdout
     assert lines[-1] == "run folder: run"
-    assert len(lines) == 5 + 7 + 1  # the table has seven lines
+    tables = ("┏", "┃", "┡", "│", "└", "class-only accuracy", "best weights", "last weights", "images by")
+    assert [line for line in lines[13:-1] if not line.strip().startswith(tables)] == []
+    assert "balanced accuracy" in done.stdout
     for name, size in (("curves", (1300, 520)), ("discovery", (1950, 572))):
         with Image.open(f"run/{name}.png") as picture:
             assert picture.size == size

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -20,7 +21,8 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import UNKNOWN
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.joint import GradedTargets, cosine_similarities, transfer_weights
-from jdfl_lightning.storage.checkpoint import Checkpoints
+from jdfl_lightning.report.targets import draw_targets
+from jdfl_lightning.storage.checkpoint import Checkpoints, read_learned
 from jdfl_lightning.supervision import ClientSums, EMTargets, Graded, RoundInfo, Supervision
 from jdfl_lightning.supervision.em import responsibilities
 from jdfl_lightning.supervision.online import OnlineTargets
@@ -395,6 +397,7 @@ def test_flower_agrees_to_the_bit(parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Waiting for room on the Ray cluster")  # a busy machine starts actors slowly
 def test_ray_agrees_to_the_bit() -> None:
     import ray
 
@@ -409,6 +412,33 @@ def test_ray_agrees_to_the_bit() -> None:
             assert same(f"ray{number}", f"local{number}")
     finally:
         ray.shutdown()
+
+
+# the figure
+
+
+@pytest.mark.parametrize("learned", [EM(kappa=50.0, warmup=0.0), Online()])
+def test_the_figure_shows_what_is_in_the_folder(learned: Supervision) -> None:
+    """Both tables, the mean over classes of online's, and the numbers of metrics.csv."""
+    run = finished("run", supervision=learned, rounds=3)
+    record = read_learned(Path("run"), "supervision")
+    figure = draw_targets(record, run.rows)
+    assert figure is not None
+    first, last, change, *_ = figure.axes
+    start = record["start"]
+    torch.testing.assert_close(torch.as_tensor(first.images[0].get_array()), start)
+    table = record["table"] if record["table"].ndim == 2 else record["table"].mean(dim=0)
+    torch.testing.assert_close(torch.as_tensor(last.images[0].get_array()), table)
+    assert last.get_title(loc="left").startswith("weights after round 3")
+    assert list(np.asarray(change.lines[0].get_ydata())) == [row["targets/entropy"] for row in run.rows]
+    assert Path("run/targets.png").exists()
+
+
+@pytest.mark.parametrize("fixed", ["graded", "em"])
+def test_no_figure_of_a_fixed_table(fixed: str) -> None:
+    run = finished("run", supervision=fixed)
+    assert draw_targets(read_learned(Path("run"), "supervision"), run.rows) is None
+    assert not Path("run/targets.png").exists()
 
 
 # what is refused

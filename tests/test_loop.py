@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from helpers import experiment, same
 from jdfl_lightning import Experiment, FedAvg, JointModule, LocalUpdate, Part, TrainerOptions, algorithms, fit
 from jdfl_lightning.client import fit as client_fit
+from jdfl_lightning.client.evaluation import count, part_loader
 from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.client.loop import needs_no_trainer
 from jdfl_lightning.client.trainer import silent_trainer
@@ -111,7 +112,10 @@ def update_of(kind: type[LocalUpdate] = LocalUpdate) -> LocalUpdate:
 def test_where_it_is_used(settings: dict[str, Any], kind: type[LocalUpdate], expected: bool) -> None:
     run = experiment(**settings)
     module = Workspace(run).module(*Workspace(run).initial(1))
+    module.loss_term = update_of(kind).loss  # as in a run
     assert needs_no_trainer(module, update_of(kind), run.trainer) is expected
+    module.loss_term = None  # it logs its loss by itself
+    assert not needs_no_trainer(module, update_of(kind), run.trainer)
 
 
 def test_hooks_of_the_user_get_a_trainer() -> None:
@@ -124,3 +128,19 @@ def test_hooks_of_the_user_get_a_trainer() -> None:
     result, _ = fit_client(workspace, FitTask(0, 1, 0, weights, buffers), {})
     assert result.num_steps == 4
     assert torch.isfinite(result.weights["head.weight"]).all()
+
+
+@pytest.mark.parametrize("part", ["test", "val", "unseen"])
+def test_evaluation_counts_as_the_trainer_does(part: str) -> None:
+    """With BatchNorm, dropout and several domains; `detect_anomaly` changes nothing but makes it a Trainer's test."""
+    data = DigitsDomains(size=8, num_clients=3, val_fraction=0.2, unseen="chalk")
+    data.deal(0)
+    found = []
+    for watched in (False, True):
+        run = experiment(data=data, backbone="test_loop.Restless", trainer=TrainerOptions(detect_anomaly=watched))
+        workspace = Workspace(run)
+        found.append(count(workspace, *workspace.initial(2), part))
+        found.append(count(workspace, *workspace.initial(2), part))
+    assert found[0] == found[1] == found[2] == found[3]
+    assert sum(seen for _, seen in found[0].values()) == len(part_loader(data, part).indices)
+    assert sum(right for right, _ in found[0].values()) > 0

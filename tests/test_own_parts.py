@@ -39,7 +39,7 @@ from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.server.resume import check_same
 from jdfl_lightning.storage.weights import load_model
-from own_parts import Always, Narrow, Neck, OwnRate, Smooth
+from own_parts import Always, Narrow, Neck, OwnRate, Smooth, halved
 from pages import ROOT, read
 
 COSINE = Part(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=4)
@@ -220,6 +220,8 @@ def test_an_own_module() -> None:
         experiment(model=Part(Smooth, nose=0.5))
     with pytest.raises(InputError, match="--model to be a JointModule"):
         experiment(model=Part(torch.optim.SGD))
+    with pytest.raises(InputError, match="--trainer to be of type TrainerOptions"):
+        experiment(trainer={"precision": "32"})
 
 
 def test_an_own_network() -> None:
@@ -420,6 +422,21 @@ def test_parts_in_a_config_come_back(tmp_path: Path) -> None:
     again = parse_experiment("fit", ["--config", str(file)])
     assert as_dict(again) == as_dict(run)
     check_same(again, tmp_path)
+
+
+def test_a_function_as_an_argument(tmp_path: Path) -> None:
+    """It is kept by its import path, so that a config has it and a resumed run finds it."""
+    given = ["--round_scheduler", "LambdaLR", "--round_scheduler.lr_lambda", "own_parts.halved"]
+    run = parse_experiment("fit", given)
+    part = Part(torch.optim.lr_scheduler.LambdaLR, lr_lambda=halved)
+    assert run.round_scheduler == part == Part("torch.optim.lr_scheduler.LambdaLR", lr_lambda="own_parts.halved")
+    assert [round_factor(run.round_scheduler, number) for number in (1, 2, 4)] == [1, 0.5, 0.125]
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(as_dict(run)))
+    assert parse_experiment("fit", ["--config", str(file)]).round_scheduler == part
+    for value in (lambda round: 1.0, torch.zeros(1)):
+        with pytest.raises(InputError, match="lr_lambda to be plain values or an importable function"):
+            Part(torch.optim.lr_scheduler.LambdaLR, lr_lambda=value)
 
 
 def test_a_part_says_what_it_cannot_do() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.federation.server import fit_federation
 from jdfl_lightning.joint import class_scores, predict_class
+from jdfl_lightning.report.details import details_tables, draw_confusion
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.storage.weights import load_model
-from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.display import Display, as_text
 from jdfl_lightning.ui.loggers import CSVLogger
 from test_resume import CutAt, CutError
 
@@ -38,7 +40,8 @@ LR = 0.3  # with which a tiny network learns something in three rounds
 
 def held(**options: Any) -> DigitsDomains:
     """Digits with validation images and an unseen domain."""
-    return DigitsDomains(size=8, num_clients=4, **({"val_fraction": 0.1, "unseen": "ink"} | options))
+    given: dict[str, Any] = {"val_fraction": 0.1, "unseen": "ink"} | options
+    return DigitsDomains(size=8, num_clients=4, **given)
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -214,7 +217,7 @@ def test_images_that_only_measure_change_no_weight(what: str) -> None:
     data = Spoilt(what, val_fraction=0.1, unseen="ink")
     other = fit(experiment(**settings(data=data, run_dir="spoilt")))
     for which in ("best", "last"):
-        ours, theirs = (load_model(Path(folder), which) for folder in ("run", "spoilt"))  # type: ignore[arg-type]
+        ours, theirs = (load_model(Path(folder), which) for folder in ("run", "spoilt"))
         assert ours.header.round == theirs.header.round
         assert ours.weights.keys() == theirs.weights.keys()
         assert all(torch.equal(tensor, theirs.weights[name]) for name, tensor in ours.weights.items())
@@ -287,7 +290,7 @@ def test_details_are_those_of_other_libraries() -> None:
         assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted), abs=1e-6)
         assert list(found["classes"].values()) == pytest.approx((matrix.diagonal() / matrix.sum(axis=1)).tolist())
         for score in ("max", "sum"):
-            probabilities = class_scores(outputs, 10, score).softmax(dim=1).numpy()  # type: ignore[arg-type]
+            probabilities = class_scores(outputs, 10, score).softmax(dim=1).numpy()
             assert found["calibration_error"][score] == pytest.approx(ece(probabilities, labels.numpy()), abs=1e-5)
         names, each = [*data.domain_names, *data.unseen_names], []
         for number in domains.unique().tolist():
@@ -378,3 +381,38 @@ def test_an_evaluation_again_writes_the_details(capsys: pytest.CaptureFixture[st
     assert "balanced accuracy" in said
     assert "ink (unseen)" in said
     assert "calibration error, sum" in said
+
+
+@pytest.mark.parametrize("count", [3, 30, 60])
+def test_the_figure_of_a_confusion_matrix(count: int) -> None:
+    """Numbers and names where they can be read."""
+    matrix = torch.randint(0, 9, (count, count)).tolist()
+    figure = draw_confusion({"test": matrix, "unseen": matrix}, [f"class ${n}" for n in range(count)])
+    for axes in figure.axes[:2]:
+        numbers = [text.get_text() for text in axes.texts]
+        assert numbers == ([str(number) for row in matrix for number in row] if count <= 20 else [])
+        assert len(axes.get_yticks()) == (count if count <= 40 else 0)
+        (picture,) = axes.images
+        shares = np.asarray(matrix) / np.maximum(1, np.sum(matrix, axis=1, keepdims=True))
+        np.testing.assert_allclose(np.asarray(picture.get_array()), 100 * shares)
+    figure.canvas.draw()  # a dollar sign begins no formula
+
+
+def test_tables_of_details() -> None:
+    part = {
+        "accuracy": 0.5,
+        "balanced_accuracy": 0.25,
+        "mean_over_domains": 0.5,
+        "std_over_domains": None,
+        "calibration_error": {"max": 0.125, "sum": 0.0625},
+        "classes": {"dog": 1.0, "cat": None},
+        "domains": {"photo": {"images": 4, "accuracy": 0.5, "pseudo_domains": [0.75, 0.25]}},
+    }
+    details = {"weights": "best", "round": 7, "score": "max", "test": part}
+    first, second = map(as_text, details_tables(details))
+    assert "best weights, round 7" in first
+    for line in ("calibration error, sum +6.25", "class dog +100.00", "class cat +-", "balanced accuracy +25.00"):
+        assert re.search(line, first), line
+    assert re.search("photo +4 +75.00 +25.00", second)
+    plain = part | {"domains": {"photo": {"images": 4, "accuracy": 0.5, "pseudo_domains": [1.0]}}}
+    assert len(details_tables(details | {"test": plain})) == 1  # there is nothing to choose

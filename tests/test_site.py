@@ -90,8 +90,9 @@ def test_nothing_is_fetched(site: Path) -> None:
         assert not [address for address in loaded if re.match(r"(https?:)?//", address)], page
 
 
-def test_the_picture_can_be_drawn_again(tmp_path: Path) -> None:
-    script, file = ROOT / "docs" / "images" / "concepts.py", tmp_path / "concepts.png"
+@pytest.mark.parametrize("name", ["concepts", "targets"])
+def test_the_pictures_can_be_drawn_again(name: str, tmp_path: Path) -> None:
+    script, file = ROOT / "docs" / "images" / f"{name}.py", tmp_path / f"{name}.png"
     subprocess.run([sys.executable, str(script), str(file)], env={**os.environ, "MPLBACKEND": "agg"}, check=True)
     with Image.open(file) as drawn, Image.open(script.with_suffix(".png")) as committed:
         assert drawn.size == committed.size

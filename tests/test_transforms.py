@@ -72,7 +72,7 @@ def test_normalisation_is_torchvisions(normalize: Any, mean: list[float], std: l
     ("normalize", "message"),
     [
         ("imagnet", "Did you mean 'imagenet'"),
-        (None, "one of 'unit', 'imagenet'"),
+        (3, "one of 'unit', 'imagenet'"),
         ({"mean": [0, 0, 0]}, "a mean and a std"),
         ({"mean": [0, 0], "std": [1, 1, 1]}, r"--data\.normalize\.mean to be three numbers"),
         ({"mean": "abc", "std": [1, 1, 1]}, r"--data\.normalize\.mean to be three numbers"),
@@ -291,7 +291,7 @@ def test_every_data_module_has_every_option(kind: type[DomainDataModule], capsys
     shown = " ".join(capsys.readouterr().out.split())
     for name in option_defaults():
         assert f"--data.{name} " in shown
-    assert "default: unit" in shown
+    assert "default: squash" in shown
     assert "or crop, its centre" in shown
     assert set(option_defaults()) < set(argument_names(kind))
 

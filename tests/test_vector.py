@@ -13,13 +13,17 @@ from torch import Tensor, nn
 
 from helpers import experiment, same
 from jdfl_lightning import (
+    EM,
     Agreement,
+    Balance,
     Clustering,
     DigitsDomains,
     Experiment,
     InputError,
     LocalBackend,
+    Online,
     Part,
+    Prototype,
     TrainerOptions,
     VectorBackend,
     algorithms,
@@ -93,6 +97,8 @@ def test_same_weights_as_one_by_one(algorithm: str, supervision: str, monkeypatc
         {"supervision": "hard", "head_lr": 0.25, "round_scheduler": Part(torch.optim.lr_scheduler.StepLR, step_size=1)},
         {"supervision": "uniform", "regularizers": [Agreement(weight=0.5)]},
         {"supervision": "graded", "data": DigitsDomains(size=8, num_clients=7, label_skew=0.3), "batch_size": 32},
+        {"supervision": EM(kappa=50.0, warmup=0.0), "regularizers": [Balance(0.1)]},
+        {"supervision": Online(), "regularizers": [Prototype(0.1)]},
         {"supervision": "graded", "clustering": Clustering(epochs=1, labels="rotations")},
     ],
 )

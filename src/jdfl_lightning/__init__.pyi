@@ -88,6 +88,8 @@ from jdfl_lightning.studies.diagnose import (
     Sweep as Sweep,
     diagnose as diagnose,
 )
+from jdfl_lightning.studies.export import export as export
+from jdfl_lightning.studies.hub import from_pretrained as from_pretrained
 from jdfl_lightning.studies.inference import evaluate as evaluate, predict as predict
 from jdfl_lightning.studies.matrix import Suite as Suite, suite as suite
 from jdfl_lightning.studies.model import TrainedModel as TrainedModel

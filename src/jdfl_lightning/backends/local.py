@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from jdfl_lightning.backends.base import ATTEMPTS, Backend, Runner, describe, fit_with_state
 from jdfl_lightning.client.evaluation import Evaluation, evaluate
 from jdfl_lightning.client.fit import Workspace
@@ -19,14 +21,29 @@ if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
 
+@contextmanager
+def limited_threads(threads: int | None) -> Iterator[None]:
+    """Set torch's number of threads inside the block; None leaves it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @dataclass(frozen=True)
 class LocalBackend(Backend):
     """Clients one after the other, in this process."""
 
     @contextmanager
     def open(self, experiment: Experiment, states: ClientStates) -> Iterator[Runner]:
-        """Build one module and train every client with it."""
-        yield LocalRunner(Workspace(experiment), states)
+        """Build one module and train every client with it.
+
+        On features one thread does it: steps are too small for several.
+        """
+        with limited_threads(1 if experiment.data.features is not None else None):
+            yield LocalRunner(Workspace(experiment), states)
 
 
 class LocalRunner(Runner):

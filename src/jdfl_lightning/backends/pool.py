@@ -18,7 +18,7 @@ import torch
 from jdfl_lightning.backends.base import Backend, Runner
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.fork_server import start_worker
-from jdfl_lightning.backends.local import LocalBackend
+from jdfl_lightning.backends.local import LocalBackend, limited_threads
 from jdfl_lightning.backends.worker import WorkerSetup, encode, without_images
 from jdfl_lightning.core.errors import InputError, Note, require, require_types
 from jdfl_lightning.data.cache import ImageFile, image_file
@@ -39,7 +39,8 @@ class PoolBackend(Backend):
     """Number of processes; auto for as many as should make a round fastest, or none where that saves less than a tenth
     (few threads to share, few clients in a round, or an odd number of them for two workers)."""
     threads: int | None = None
-    """Threads of a worker; null to divide torch's (OMP_NUM_THREADS, or the cores) among the workers."""
+    """Threads of a worker; null to divide torch's (OMP_NUM_THREADS, or the cores) among the workers, or for one where
+    clients train on features."""
 
     def __post_init__(self) -> None:
         require_types(self, "--backend.")
@@ -52,11 +53,12 @@ class PoolBackend(Backend):
         gpus = _gpus(experiment)
         workers = self._auto(experiment, gpus) if self.workers == "auto" else self.workers
         if workers == 1 and self.workers == "auto":
-            with _limited(self.threads), LocalBackend().open(experiment, states) as local:
+            with limited_threads(self.threads), LocalBackend().open(experiment, states) as local:
                 yield local
             return
-        threads = self.threads or max(1, torch.get_num_threads() // workers)
-        with image_file(experiment.data.images) as images:
+        on_features = experiment.data.features is not None  # steps are too small for several threads
+        threads = self.threads or (1 if on_features else max(1, torch.get_num_threads() // workers))
+        with image_file(experiment.data.inputs) as images:
             pool: Dispatcher | None = None
             try:
                 setups = [_pack(experiment, images, states, threads, gpu) for gpu in (range(gpus) if gpus else [None])]
@@ -79,18 +81,9 @@ class PoolBackend(Backend):
         if gpus:
             return min(clients, gpus)
         on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.backends.mps.is_available())
+        if on_cpu and experiment.data.features is not None:
+            return min(clients, torch.get_num_threads())
         return best_workers(clients, torch.get_num_threads(), self.threads) if on_cpu else 1
-
-
-@contextmanager
-def _limited(threads: int | None) -> Iterator[None]:
-    """Set torch's number of threads inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def best_workers(clients: int, cores: int, threads: int | None = None) -> int:

@@ -20,9 +20,9 @@ import torch
 
 from jdfl_lightning.backends.base import RESET, Backend, Runner, describe, fit_with_state, init_state
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
-from jdfl_lightning.backends.worker import encode, failure, without_images
+from jdfl_lightning.backends.worker import encode, failure, receive, without_images
 from jdfl_lightning.client.evaluation import evaluate
-from jdfl_lightning.client.fit import Workspace, fit_client
+from jdfl_lightning.client.fit import fit_client
 from jdfl_lightning.core.errors import InputError, Note, require, require_types, without_stop
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
@@ -156,8 +156,8 @@ class Clients:
         torch.set_num_threads(threads)
         reuse_memory()
         warnings.simplefilter("ignore")
-        experiment.data.images = torch.from_numpy(images)  # shared by the actors of a machine, and read-only
-        self._workspace = Workspace(experiment)
+        # shared by the actors of a machine, and read-only
+        self._workspace = receive(experiment, torch.from_numpy(images))
         self._common: tuple[Any, dict[str, Any]] | None = None
         try:
             shared = marker.read_text() == secret
@@ -204,7 +204,7 @@ class _Cluster:
             raise InputError(
                 f"Expected settings that can be sent to Ray's actors but: {without_stop(error)}."
             ) from error
-        images = ray.put(experiment.data.images.contiguous().numpy())
+        images = ray.put(experiment.data.inputs.contiguous().numpy())
         self._settings = sent, images, options.cpus, states.folder.absolute(), *marker
         self._common: tuple[bytes, Any] | None = None
         self._failed_starts = 0

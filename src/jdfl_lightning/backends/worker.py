@@ -23,7 +23,7 @@ from torch import Tensor
 from jdfl_lightning.backends.base import describe, fit_with_state
 from jdfl_lightning.backends.local import LocalBackend
 from jdfl_lightning.client.evaluation import evaluate
-from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.data.base import no_progress
@@ -59,7 +59,7 @@ class WorkerSetup:
     experiment: Experiment
     """The settings; the data is partitioned and holds no images."""
     images: ImageFile
-    """The file to map the images from; a file without a name is sent after the setup."""
+    """The file to map the images, or their features, from; a file without a name is sent after the setup."""
     states: ClientStates
     """Storage of the clients' states."""
     threads: int
@@ -99,14 +99,29 @@ def _send(connection: Connection, message: object) -> None:
 
 
 def without_images(experiment: Experiment) -> Experiment:
-    """Return the settings for another process: the data is partitioned, the images are left out for it to map.
+    """Return the settings for another process: the data is partitioned, images and features are left out for it to map.
 
     What only the server uses is left out too.
     """
     data = copy.copy(experiment.data)
     data.progress = no_progress
-    del data.images
+    for name in {"images", "features"} & set(vars(data)):
+        delattr(data, name)
     return replace(experiment, data=data, backend=LocalBackend(), logger=False, callbacks=[])
+
+
+def receive(experiment: Experiment, inputs: Tensor) -> Workspace:
+    """Return the workspace of a process that is sent all weights.
+
+    Args:
+        experiment: the settings, as `without_images` made them.
+        inputs: the images that were left out, or their features.
+    """
+    if inputs.is_floating_point():
+        experiment.data.features = inputs
+    else:
+        experiment.data.images = inputs
+    return Workspace(experiment, backbone=initial_backbone(experiment, pretrained=False))
 
 
 def failure(error: Exception) -> tuple[str, str]:
@@ -120,8 +135,7 @@ def _answer(connection: Connection, setup: WorkerSetup) -> None:
     file = setup.images
     if isinstance(file.file, int):
         file = replace(file, file=recv_handle(connection))
-    setup.experiment.data.images = file.map()
-    workspace = Workspace(setup.experiment)
+    workspace = receive(setup.experiment, file.map())
     common: dict[str, Any] = {}
     while True:
         kind, content = _next(connection)

@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 from jdfl_lightning.cli.diagnose import diagnose
 from jdfl_lightning.cli.discover import discover
+from jdfl_lightning.cli.export import export
 from jdfl_lightning.cli.fit import fit
 from jdfl_lightning.cli.imports import add_own_modules
 from jdfl_lightning.cli.predict import predict
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "suite": suite,
     "test": evaluate,
     "predict": predict,
+    "export": export,
     "report": report,
 }
 

@@ -18,7 +18,7 @@ def predict(
     """write a CSV with class, probability and winning pseudo-domain of images
 
     Args:
-        run: Folder of the run.
+        run: Folder of the run, or of a model that export wrote for a hub.
         images: Image files, or folders of them.
         weights: Which of the run's weights to use; null for best, or last if the run keeps no best, as a private one.
         score: Predict a class by its largest output, or by the sum of its probabilities; null for the run's way.
@@ -26,11 +26,11 @@ def predict(
         trust: Import whatever classes the run folder names, even if you did not make it here.
     """
     from jdfl_lightning.cli.program import BAD_INPUT, PROGRAM
+    from jdfl_lightning.studies.hub import load_folder
     from jdfl_lightning.studies.inference import list_images, predictions, write_predictions
-    from jdfl_lightning.studies.model import load_to_use
 
     unreadable: list[str] = []
-    found = predictions(load_to_use(run, weights, trust), list_images(images), unreadable, score)
+    found = predictions(load_folder(run, weights, trust), list_images(images), unreadable, score)
     if output is None:
         write_predictions(found, sys.stdout)
     else:

@@ -21,7 +21,7 @@ def suite(
     Args:
         settings: of every run; --run_dir is the folder of the suite.
         algorithms: Federated optimizers, such as FedAvg,SCAFFOLD; null for the config's.
-        supervisions: Some of base, hard, graded, random, uniform, or import paths of your own.
+        supervisions: Some of base, hard, graded, random, uniform, em, online, or import paths of your own.
         seeds: Seeds.
         num_domains: Numbers of pseudo-domains to try, such as 2..7; null for what the settings say.
         unseen: Domains to leave out, a run for each, such as photo,sketch; each for all; null for the settings' own.

@@ -18,7 +18,7 @@ from jdfl_lightning.client.trainer import quiet, silent_trainer
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.joint import Score, class_scores, predict_class, split_index
 
-_SCORES: tuple[Score, ...] = ("max", "sum")
+_CALIBRATED: tuple[Score, ...] = ("max", "sum")
 
 
 def examine(workspace: Workspace, weights: Tensors, buffers: Tensors) -> dict[str, dict[str, Any]]:
@@ -46,7 +46,7 @@ class _Examiner(pl.LightningModule):
         super().__init__()
         self.module, self.score, head = module, score, module.head
         self.confusion = MulticlassConfusionMatrix(head.num_classes)
-        self.calibration = nn.ModuleDict({name: MulticlassCalibrationError(head.num_classes) for name in _SCORES})
+        self.calibration = nn.ModuleDict({name: MulticlassCalibrationError(head.num_classes) for name in _CALIBRATED})
         self.right = torch.zeros(num_groups, dtype=torch.long)
         self.chosen = torch.zeros(num_groups, head.num_domains, dtype=torch.long)
         """For each domain, the numbers of images whose largest output is of each pseudo-domain."""
@@ -58,7 +58,7 @@ class _Examiner(pl.LightningModule):
         logits, num_classes = logits.to(torch.promote_types(logits.dtype, torch.float32)), self.module.head.num_classes
         predicted = predict_class(logits, num_classes, self.score)
         self.confusion.update(predicted, labels)
-        for name in _SCORES:
+        for name in _CALIBRATED:
             probabilities = class_scores(logits, num_classes, name).softmax(dim=-1)
             self.calibration[name].update(probabilities.nan_to_num(), labels)  # type: ignore[operator]
         chosen, _ = split_index(logits.argmax(dim=1), num_classes)

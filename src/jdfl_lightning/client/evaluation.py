@@ -16,6 +16,7 @@ from jdfl_lightning.client.trainer import quiet, silent_trainer
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.data.loader import BatchLoader
+from jdfl_lightning.models import eval_mode
 
 Counts = dict[str, tuple[int, int]]
 """Domain -> number of held-out images classified correctly, and number of all."""
@@ -95,6 +96,17 @@ def part_loader(data: DomainDataModule, part: str) -> BatchLoader:
     return loaders[part]()
 
 
+def _count_without_trainer(module: JointModule, loader: BatchLoader) -> list[tuple[int, int]]:
+    """Return the counts that a Trainer's test gives: what it does around the batches takes longer than small ones."""
+    module.test_accuracy.reset()
+    with torch.inference_mode(), eval_mode(module):
+        for number, batch in enumerate(loader):
+            module.test_step(batch, number)
+    right, seen = module.test_accuracy.counts.tolist()
+    module.test_accuracy.reset()
+    return list(zip(right, seen, strict=True))
+
+
 class _TakeDown(pl.Callback):
     """Records the counts of a module before it logs them as accuracies."""
 
@@ -110,9 +122,14 @@ class _TakeDown(pl.Callback):
 
 def count(workspace: Workspace, weights: Tensors, buffers: Tensors, part: str = "test") -> Counts:
     """Evaluate a model on the images of a part that this process has."""
-    module, taken, data = workspace.module(weights, buffers), _TakeDown(), workspace.data
-    with quiet():
-        trainer = silent_trainer(workspace.experiment.trainer, callbacks=[taken])
-        trainer.test(module, part_loader(data, part), verbose=False)
-    counts = dict(zip([*data.domain_names, *data.unseen_names], taken.counts, strict=True))
+    module, data, options = workspace.module(weights, buffers), workspace.data, workspace.experiment.trainer
+    loader = part_loader(data, part)
+    if options.are_plain and type(module) is JointModule:
+        found = _count_without_trainer(module, loader)
+    else:
+        taken = _TakeDown()
+        with quiet():
+            silent_trainer(options, callbacks=[taken]).test(module, loader, verbose=False)
+        found = taken.counts
+    counts = dict(zip([*data.domain_names, *data.unseen_names], found, strict=True))
     return {name: counts[name] for name in (data.unseen_names if part == "unseen" else data.domain_names)}

@@ -24,17 +24,26 @@ from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
 from jdfl_lightning.core.tensors import Record, Tensors, norm, snapshot
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
-from jdfl_lightning.models import build_backbone, num_features, select_parameters
+from jdfl_lightning.models import backbone_on_features, build_backbone, num_features, select_parameters
 from jdfl_lightning.regularizers import Term
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
 
-def initial_backbone(experiment: Experiment) -> nn.Module:
-    """Return the initial backbone of every run with these settings, a function of the seed."""
+def initial_backbone(experiment: Experiment, pretrained: bool = True) -> nn.Module:
+    """Return the initial backbone of every run with these settings, a function of the seed.
+
+    Args:
+        experiment: the run's settings. If its data has features, the backbone is what is above the frozen network.
+        pretrained: whether its weights are loaded, if the settings name some; a process that is sent all weights needs
+            none.
+    """
+    name, data, arguments = experiment.backbone, experiment.data, experiment.backbone_args
     with isolated_randomness(experiment.seed_everything, "backbone"):
-        return build_backbone(experiment.backbone, experiment.data.size, experiment.backbone_args)
+        if data.features is not None:
+            return backbone_on_features(name, arguments, data.features.shape[1])
+        return build_backbone(name, data.size, arguments, pretrained)
 
 
 def build_module(model: Part | None, backbone: nn.Module, **supplied: Any) -> JointModule:
@@ -64,10 +73,17 @@ class Workspace:
         experiment: the run's settings; its data is loaded and partitioned.
         first: id of the first client whose images this process has.
         backbone: the network of `initial_backbone`, if it is already built.
+        network: tensors of the frozen network whose features the clients train on, by their names in a saved model.
     """
 
-    def __init__(self, experiment: Experiment, first: int = 0, backbone: nn.Module | None = None) -> None:
-        self.experiment, self.first = experiment, first
+    def __init__(
+        self,
+        experiment: Experiment,
+        first: int = 0,
+        backbone: nn.Module | None = None,
+        network: Tensors | None = None,
+    ) -> None:
+        self.experiment, self.first, self.network = experiment, first, network or {}
         self.data = experiment.data
         backbone = initial_backbone(experiment) if backbone is None else backbone
         with isolated_randomness(experiment.seed_everything, "backbone"):

@@ -34,9 +34,12 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
     """Return whether `PlainLoop` trains as a Trainer would.
 
     It does for a `JointModule` itself without a scheduler, for options that are at their defaults on a CPU, and for an
-    algorithm whose hooks are those of this package. (Hooks of the user's may look at anything of a Trainer.)
+    algorithm whose hooks are those of this package. (Hooks of the user's may look at anything of a Trainer.) A module
+    outside of a run logs its loss, for which it needs a Trainer.
     """
     if not options.are_plain or type(module) is not JointModule or module.lr_scheduler is not None:
+        return False
+    if module.loss_term is None:
         return False
     return has_known_hooks(update)
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.joint import (
     DomainAccuracy,
     JointAccuracy,
@@ -185,7 +184,7 @@ class JointModule(pl.LightningModule):
 
     def finish_terms(self, batches: Iterable[Batch]) -> None:
         """Show the trained network and the training batches, without augmentation, to the regularizers."""
-        plain = batches.plain() if isinstance(batches, BatchLoader) else batches
+        plain = batches.plain() if hasattr(batches, "plain") else batches  # a client's; others have no such method
         for term in self.regularizers:
             cast(Term, term).finish(self.backbone, self.head, plain)
 

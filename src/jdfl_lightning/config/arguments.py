@@ -1,4 +1,4 @@
-"""The arguments that a class takes, including those that it hands on to its base."""
+"""The arguments that a class takes, including those that it hands on to its base, and those that a run supplies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from functools import cache
 from typing import Any
 
 from jsonargparse import ArgumentParser
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from jdfl_lightning.client.module import SUPPLIED, JointModule
+
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model": (JointModule, SUPPLIED),
+    "optimizer": (Optimizer, ("params",)),
+    "lr_scheduler": (LRScheduler, ("optimizer",)),
+    "round_scheduler": (LRScheduler, ("optimizer",)),
+}
+"""Settings that name a class with its arguments, as in LightningCLI: the class's parent, and what the run supplies."""
 
 
 @cache

@@ -7,25 +7,27 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning.pytorch.loggers import Logger
-from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.callbacks import RunCallback
-from jdfl_lightning.client.module import SUPPLIED, JointModule
+from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.clustering.criteria import Criterion, Elbow
 from jdfl_lightning.clustering.sketch import BLOCKS
-from jdfl_lightning.core.errors import require, require_choice, require_types
+from jdfl_lightning.config.arguments import PARTS
+from jdfl_lightning.core.errors import require, require_choice, require_type, require_types
 from jdfl_lightning.core.messages import SUPERVISION
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.settings import declared_settings, setting
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.data.base import PLACES
+from jdfl_lightning.data.transforms import normalize_of
 from jdfl_lightning.joint import Score
 from jdfl_lightning.joint.head import Init
-from jdfl_lightning.models import LAYER_SUBSETS
+from jdfl_lightning.models import LAYER_SUBSETS, preprocessing_of
 from jdfl_lightning.regularizers import Regularizer
 from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.supervision import Learned, Random, Supervision, short_names
@@ -33,15 +35,6 @@ from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
 _SGD_RATE = 0.05
 """Learning rate of SGD if none is given."""
-
-
-PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "model": (JointModule, SUPPLIED),
-    "optimizer": (Optimizer, ("params",)),
-    "lr_scheduler": (LRScheduler, ("optimizer",)),
-    "round_scheduler": (LRScheduler, ("optimizer",)),
-}
-"""Settings that name a class with its arguments, as in LightningCLI: the class's parent, and what the run supplies."""
 
 
 @dataclass(frozen=True)
@@ -115,16 +108,19 @@ class Experiment:
     model: Part | None = setting(None, phase_1=True, in_paper=False)
     """A subclass of JointModule by its import path, with its own arguments; null for JointModule."""
     backbone: str = setting("PaperCNN", phase_1=True)
-    """The network below the head: PaperCNN, a torchvision classifier by name, or the import path of your own."""
+    """The network below the head: PaperCNN, a torchvision classifier by name, timm/ and the name of a network of timm,
+    or the import path of your own."""
     backbone_args: dict[str, Any] = setting(factory=dict, phase_1=True, in_paper=False)
-    """Further arguments of the backbone, by name."""
+    """Further arguments of the backbone, by name: weights (DEFAULT or another name of torchvision's, true for timm's,
+    or a file), freeze (true, or a list of patterns of parameters), hidden (width of a trainable layer on the features),
+    cache (false to run a frozen network for every batch); all others are the network's."""
     algorithm: Algorithm = setting(factory=FedAvg)
     """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
     supervision: Supervision = setting(factory=Random)
-    """base: the optimizer alone, C outputs. hard, graded, random, uniform, or your own Supervision: joint head of M x C
-    outputs with such targets."""
+    """base: the optimizer alone, C outputs. hard, graded, random, uniform, em, online, or your own Supervision: joint
+    head of M x C outputs with such targets."""
     regularizers: list[Regularizer] = setting(factory=list, in_paper=False)
-    """Terms that are added to the loss: a list of Agreement, or your own Regularizer."""
+    """Terms that are added to the loss: a list of Agreement, Balance, Prototype, or your own Regularizer."""
     num_domains: int | None = setting(None)
     """M, the number of pseudo-domains; null to choose it by clustering.criterion."""
     head_init: Init = setting("fresh", in_paper=False)
@@ -183,6 +179,8 @@ class Experiment:
     logger: WandbRounds | CSVLogger | TensorBoardLogger | Logger | bool = setting(False, role="output")
     """false, true for Weights & Biases (WandbRounds), CSVLogger or TensorBoardLogger (into the run's folder), or any
     Lightning logger; metrics.csv is written in any case."""
+    figures: bool = setting(True, role="output")
+    """Draw the pictures of the run folder; false saves some seconds, which count in a suite of many short runs."""
     run_dir: str | None = setting(None, role="output")
     """Folder of the run, new or empty; null for a new one in runs/."""
     resume: str | None = setting(None, role="place")
@@ -194,10 +192,13 @@ class Experiment:
             object.__setattr__(self, "supervision", short_names()[self.supervision]())
         if self.optimizer is None and self.lr is None:
             object.__setattr__(self, "lr", _SGD_RATE)
+        require_type("--trainer", self.trainer, TrainerOptions)
         if self.trainer.fast_dev_run:
             for name in ("rounds", "epochs"):
                 object.__setattr__(self, name, 1)
         require_types(self)
+        if self.data.left_open and (look := preprocessing_of(self.backbone, self.backbone_args)) is not None:
+            object.__setattr__(self, "data", self.data.prepared_for(look.size, normalize_of(look.mean, look.std)))
         require(self.seed_everything >= 0, "--seed_everything", "0 or more", self.seed_everything)
         for name in ("rounds", "epochs", "batch_size", "lr", "head_lr", "evaluate_every"):
             value = getattr(self, name)
@@ -255,20 +256,17 @@ class Experiment:
         """Check that the images that pick the best round exist and may do so."""
         if not self.algorithm.keeps_best:
             why = f"with {type(self.algorithm).__name__}, whose guarantee does not cover a choice by accuracy,"
-            require(self.select in (None, "last"), "--select", f"last or null {why}", self.select)
+            refused, wanted = ["val", "test"], f"last or null {why}"
         elif self.data.val_fraction:
-            why = "with --data.val_fraction, so that test images decide nothing,"
-            require(self.select != "test", "--select", f"val or last {why}", self.select)
+            refused, wanted = ["test"], "val or last with --data.val_fraction, so that test images decide nothing,"
         else:
-            why = "without --data.val_fraction, as there are no validation images,"
-            require(self.select != "val", "--select", f"test or last {why}", self.select)
+            refused, wanted = ["val"], "test or last without --data.val_fraction, as there are no validation images,"
+        require(self.select not in refused, "--select", wanted, self.select)
 
     @property
     def selection(self) -> Selection:
         """How the best round is picked; last if there is none."""
-        if not self.algorithm.keeps_best:
-            return "last"
-        return self.select or ("val" if self.data.val_fraction else "test")
+        return "last" if not self.algorithm.keeps_best else self.select or ("val" if self.data.val_fraction else "test")
 
     @property
     def local_optimizer(self) -> Part:

@@ -15,7 +15,8 @@ from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from jsonargparse.typing import register_type
 
-from jdfl_lightning.config.experiment import PARTS, Experiment
+from jdfl_lightning.config.arguments import PARTS
+from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.files import as_dict, run_of, usable_settings
 from jdfl_lightning.config.reading import MOVED, named_in_full, read_config, take_configs, take_moved, with_lists
 from jdfl_lightning.config.words import explain, located, require_options
@@ -75,6 +76,7 @@ def _add_settings(parser: ArgumentParser, skip: set[str]) -> None:
                 help=hints[name],
             )
     defaults = as_dict(Experiment())
+    defaults["data"]["init_args"]["normalize"] = None  # a network's weights may have their own
     parser.set_defaults({name: defaults[name] for name in ("data", "algorithm", "backend", "supervision")})
     parser.set_defaults({"clustering.criterion": defaults["clustering"]["criterion"]})
 

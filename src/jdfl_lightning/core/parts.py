@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from jdfl_lightning.core.errors import InputError, did_you_mean, without_stop
@@ -20,7 +21,8 @@ class Part:
 
     Args:
         target: the class or function, or its import path.
-        init_args: its arguments by name, plain values; those that equal the default are left out.
+        init_args: its arguments by name: plain values, and functions that can be imported; those that equal the default
+            are left out.
 
     >>> import torch
     >>> part = Part(torch.optim.AdamW, lr=0.01)
@@ -39,8 +41,8 @@ class Part:
         if inspect.getattr_static(found, "__module__", "") != "__main__":
             path = f"{found.__module__}.{found.__qualname__}"  # one name for a class, however it was imported
         defaults = {name: p.default for name, p in parameters(found).items() if p.default is not p.empty}
-        plain = {name: _plain(value) for name, value in init_args.items()}
-        given = {n: value for n, value in plain.items() if n not in defaults or value != _plain(defaults[n])}
+        plain = {name: _plain(value, name) for name, value in init_args.items()}
+        given = {n: value for n, value in plain.items() if n not in defaults or not _equal(value, defaults[n])}
         object.__setattr__(self, "class_path", path)
         object.__setattr__(self, "init_args", given)
 
@@ -75,7 +77,10 @@ class Part:
 
     def build(self, *args: Any, **more: Any) -> Any:
         """Build it, with further arguments of the run."""
-        return self.load()(*args, **(self.init_args | more))
+        target = self.load()
+        known = parameters(target)
+        functions = {n: _functions(v) for n, v in self.init_args.items() if v and _takes_function(known.get(n))}
+        return target(*args, **(self.init_args | functions | more))
 
     def check(self, flag: str, kind: type, supplied: Collection[str] = ()) -> None:
         """Raise an `InputError` unless it is a class of a kind that takes these arguments.
@@ -115,11 +120,38 @@ def _restore(class_path: str, init_args: Mapping[str, Any]) -> Part:
     return part
 
 
-def _plain(value: Any) -> Any:
-    """Return tuples as lists, as a YAML file has them."""
+def _plain(value: Any, name: str) -> Any:
+    """Return a value as a YAML file has it: tuples as lists, a function or class by its import path."""
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return [_plain(item, name) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item, name) for key, item in value.items()}
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    path = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    if callable(value) and "<" not in path and load(path) is value:
+        return path
+    raise InputError(f"Expected {name} to be plain values or an importable function, for a config, but got {value!r}.")
+
+
+def _equal(value: Any, default: Any) -> bool:
+    """Return whether an argument is its default, a list being equal to a tuple of the same items."""
+    try:
+        return bool(value == _plain(default, ""))
+    except (InputError, ValueError):  # a default of another kind
+        return False
+
+
+def _takes_function(parameter: inspect.Parameter | None) -> bool:
+    """Return whether an argument is declared as a function, so that a text is its import path."""
+    return parameter is not None and "Callable" in str(parameter.annotation)
+
+
+def _functions(value: Any) -> Any:
+    """Import the functions that import paths name."""
+    return [_functions(item) for item in value] if isinstance(value, list) else load(value)
 
 
 def _signature(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

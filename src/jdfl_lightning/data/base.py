@@ -9,14 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
 from jdfl_lightning.data.checks import MissingClasses, check_arguments, check_loaded, seen_domains
-from jdfl_lightning.data.duplicates import identical
+from jdfl_lightning.data.duplicates import digest_images, identical
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.data.partition import Partition, partition
 from jdfl_lightning.data.summary import describe
@@ -56,13 +56,13 @@ class DomainDataModule(pl.LightningDataModule, ABC):
     that hands ``**options`` on to this class has all of the options below.
 
     Args:
-        size: height and width of the images.
+        size: height and width of the images; null for that of the backbone's weights, or `default_size`.
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
         augment: random transforms of training images in Phase 2: names of classes of torchvision.transforms.v2, or
             class_path with init_args; null for none.
         normalize: what the network gets: unit for values in [-1, 1], imagenet for torchvision's pretrained networks,
-            or the mean and std of the channels, of values in [0, 1].
+            or the mean and std of the channels, of values in [0, 1]; null for that of the backbone's weights, or unit.
         resize: how an image that is not square becomes so: squash, its whole area, or crop, its centre.
         val_fraction: share of every domain's images, without its test images, that is held out for validation, rounded
             up; 0 for none.
@@ -88,19 +88,25 @@ class DomainDataModule(pl.LightningDataModule, ABC):
     """The class of every image."""
     domains: Tensor
     """The true domain of every image."""
+    features: Tensor | None = None
+    """Features of every image (N, F), which batches have in place of images; set on a run's own copy."""
+    network: str = ""
+    """Checksum of the frozen network that gives the features; empty if there is none."""
     partition: Partition
     """The images of each client, and the held-out ones."""
+    default_size: ClassVar[int] = 112
+    """Height and width if neither the user nor the backbone's weights say another."""
     roster: Roster | None = None
     """Info about the images at remote sites; None if the images are local."""
 
     def __init__(
         self,
-        size: int,
+        size: int | None,
         num_clients: int,
         test_fraction: float,
         *,
         augment: Augment | None = None,
-        normalize: Normalize = "unit",
+        normalize: Normalize | None = None,
         resize: Resize = "squash",
         val_fraction: float = 0.0,
         unseen: list[str] | str | None = None,
@@ -110,11 +116,14 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         drop_duplicates: bool = False,
     ) -> None:
         super().__init__()
-        self.size = size
+        given = {"size": size, "normalize": normalize}
+        self.left_open = frozenset(name for name, value in given.items() if value is None)
+        """Names of the arguments that the backbone's weights decide, if it has some."""
+        self.size = self.default_size if size is None else size
         self.num_clients = num_clients
         self.test_fraction = test_fraction
         self.augment = augment
-        self.normalize = normalize
+        self.normalize: Normalize = "unit" if normalize is None else normalize
         self.resize = resize
         self.val_fraction = val_fraction
         self.unseen = unseen
@@ -122,13 +131,53 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         self.label_skew = label_skew
         self.missing_classes = missing_classes
         self.drop_duplicates = drop_duplicates
-        check_arguments(self)
-        self._augmentation = Augmentation(augment, size) if augment else None
-        self.augment = self._augmentation.specs if self._augmentation else None
-        self.normalize = checked_normalize(normalize)
+        self.check()
         seen_domains(self)
         self.batch_size = 32
         self.progress: Progress = no_progress
+
+    def check(self) -> None:
+        """Raise an `InputError` that names an argument that cannot be used; prepare what depends on them."""
+        check_arguments(self)
+        self._augmentation = Augmentation(self.augment, self.size) if self.augment else None
+        self.augment = self._augmentation.specs if self._augmentation else None
+        self.normalize = checked_normalize(self.normalize)
+
+    def prepared_for(self, size: int, normalize: Normalize) -> DomainDataModule:
+        """Return a copy with the preprocessing of a network's weights, where the user has not given another.
+
+        Args:
+            size: height and width of the images.
+            normalize: what the network gets.
+        """
+        found = copy.copy(self)
+        if "normalize" in self.left_open:
+            found.normalize = normalize
+        if "size" in self.left_open and size != self.size:
+            found.size = size
+            stale = {"images", "labels", "domains", "partition", "_copies", "unseen_names"}
+            stale |= {"domain_names"} if type(self).domain_names else set()  # else `load` finds them
+            for name in stale & set(vars(found)):
+                delattr(found, name)
+        found.left_open = frozenset()
+        found.check()
+        return found
+
+    def with_features(self, features: Tensor | None, network: str) -> DomainDataModule:
+        """Return a copy whose batches have features in place of images.
+
+        Args:
+            features: features of every image (N, F); None where the images are at remote sites.
+            network: checksum of the network that gives them.
+        """
+        found = copy.copy(self)
+        found.features, found.network = features, network
+        return found
+
+    @property
+    def inputs(self) -> Tensor:
+        """What batches are made of: the images, or their features."""
+        return self.images if self.features is None else self.features
 
     def __repr__(self) -> str:
         """Show the arguments, and those of the options that are not at their defaults."""
@@ -166,7 +215,7 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         """Return the same data with another unseen domain; its images are still to be loaded."""
         other = copy.copy(self)
         other.unseen = unseen
-        for name in ("images", "labels", "domains", "partition", "_copies"):
+        for name in ("images", "labels", "domains", "partition", "_copies", "pixels"):
             vars(other).pop(name, None)
         seen_domains(other)
         return other
@@ -232,6 +281,11 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         digest.update(f"{tuple(self.images.shape)} ".encode() + picked.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
+    @cached_property
+    def pixels(self) -> str:
+        """Checksum of all images."""
+        return digest_images(self.images)
+
     def client_loader(
         self, client: int, domain: int, batch_size: int, generator: torch.Generator, augment: bool = True
     ) -> BatchLoader:
@@ -256,7 +310,7 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         augmentation: Augmentation | None = None,
     ) -> BatchLoader:
         return BatchLoader(
-            self.images, self.labels, domains, indices, batch_size, generator, self.normalize, augmentation
+            self.inputs, self.labels, domains, indices, batch_size, generator, self.normalize, augmentation
         )
 
     def train_dataloader(self) -> BatchLoader:
@@ -286,6 +340,6 @@ class DomainDataModule(pl.LightningDataModule, ABC):
 
 @cache
 def option_defaults() -> dict[str, Any]:
-    """Return the options that all data modules share, with their defaults, which leave them unused."""
+    """Return the options that all data modules share, with the values that leave them unused."""
     options = inspect.signature(DomainDataModule.__init__).parameters.values()
-    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
+    return {o.name: o.default for o in options if o.kind is o.KEYWORD_ONLY} | {"normalize": "unit"}

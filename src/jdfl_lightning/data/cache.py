@@ -117,17 +117,18 @@ def _key(paths: Sequence[Path], size: int, resize: Resize) -> str:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """Images in a file that processes map into memory instead of copying."""
+    """Images, or their features, in a file that processes map into memory instead of copying."""
 
     file: str | int
     """A path; or the descriptor of an open file without a name, which is deleted when the last process closes it."""
     offset: int
     shape: tuple[int, ...]
+    dtype: str = "uint8"
 
     def map(self) -> Tensor:
         """Map the file, copy on write: processes share the pages and cannot change the file."""
         source = self.file if isinstance(self.file, str) else Path(f"/dev/fd/{self.file}")
-        images = torch.from_numpy(np.memmap(source, np.uint8, mode="c", offset=self.offset, shape=self.shape))
+        images = torch.from_numpy(np.memmap(source, self.dtype, mode="c", offset=self.offset, shape=self.shape))
         _MAPPED[images] = self, images._version
         return images
 
@@ -144,14 +145,39 @@ def image_file(images: Tensor) -> Iterator[ImageFile]:
         yield file
         return
     with tempfile.TemporaryFile(prefix="jdfl-images-") as spool:
-        images.contiguous().numpy().tofile(spool)
+        values = images.contiguous().numpy()
+        values.tofile(spool)
         spool.flush()
-        yield ImageFile(spool.fileno(), 0, tuple(images.shape))
+        yield ImageFile(spool.fileno(), 0, tuple(images.shape), str(values.dtype))
 
 
-def _map(file: Path) -> Tensor:
-    images = np.load(file, mmap_mode="r")
-    return ImageFile(str(file), images.offset, images.shape).map()
+def map_file(file: Path) -> Tensor | None:
+    """Map an array of the cache; None if it is missing or damaged."""
+    try:
+        values = np.load(file, mmap_mode="r")
+        return ImageFile(str(file), values.offset, values.shape, str(values.dtype)).map()
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def keep(file: Path, values: np.ndarray, what: str) -> Tensor:
+    """Write an array to the cache, whole or not at all, and map it; if it cannot be written, a note says so.
+
+    Args:
+        file: the file.
+        values: the array.
+        what: what it holds, for the note.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as aside:
+            np.save(aside, values)
+        Path(aside.name).replace(file)
+    except OSError as error:
+        warnings.warn(f"The {what} could not be kept in {file.parent}: {error}.", Note, stacklevel=3)
+        return torch.from_numpy(values)
+    found = map_file(file)
+    return torch.from_numpy(values) if found is None else found
 
 
 def decode_all(paths: Sequence[Path], size: int, progress: Progress, resize: Resize = "squash") -> Tensor:
@@ -164,11 +190,9 @@ def decode_all(paths: Sequence[Path], size: int, progress: Progress, resize: Res
         resize: how an image becomes a square.
     """
     file = cache_folder() / f"{_key(paths, size, resize)}.npy"
-    if file.is_file():
-        try:
-            return _map(file)
-        except (OSError, ValueError):
-            pass  # damaged: decode again and replace it
+    found = map_file(file)
+    if found is not None:
+        return found
     images = np.empty((len(paths), size, size, 3), dtype=np.uint8)
 
     def work(position: int) -> None:
@@ -183,12 +207,4 @@ def decode_all(paths: Sequence[Path], size: int, progress: Progress, resize: Res
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as aside:
-            np.save(aside, images)
-        Path(aside.name).replace(file)
-    except OSError as error:
-        warnings.warn(f"The decoded images could not be kept in {file.parent}: {error}.", Note, stacklevel=2)
-        return torch.from_numpy(images)
-    return _map(file)
+    return keep(file, images, "decoded images")

@@ -26,7 +26,7 @@ class DigitsDomains(DomainDataModule):
     """1,797 handwritten digits, each in one of four visual domains.
 
     Args:
-        size: height and width of the images.
+        size: height and width of the images; null for that of the backbone's weights, or 32.
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
         **options: those of every data module.
@@ -39,12 +39,17 @@ class DigitsDomains(DomainDataModule):
 
     domain_names = ("ink", "chalk", "photo", "outline")
     class_names = tuple(str(digit) for digit in range(10))
+    default_size = 32
 
     def __init__(
-        self, size: int = 32, num_clients: int = 10, test_fraction: float = 0.2, **options: Unpack[DataOptions]
+        self, size: int | None = None, num_clients: int = 10, test_fraction: float = 0.2, **options: Unpack[DataOptions]
     ) -> None:
         super().__init__(size, num_clients, test_fraction, **options)
-        require(8 <= size <= 256, "--data.size", "between 8 and 256 for the digits", size)
+
+    def check(self) -> None:
+        """Refuse a size that the digits cannot be drawn in."""
+        super().check()
+        require(8 <= self.size <= 256, "--data.size", "between 8 and 256 for the digits", self.size)
 
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
         """Render every digit in its domain; the images do not depend on the run's seed."""

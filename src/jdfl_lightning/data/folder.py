@@ -53,7 +53,7 @@ class ImageFolderDomains(DomainDataModule):
 
     Args:
         root: the folder of the domains.
-        size: height and width that the images are resized to.
+        size: height and width that the images are resized to; null for that of the backbone's weights, or 112.
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
         **options: those of every data module.
@@ -62,7 +62,7 @@ class ImageFolderDomains(DomainDataModule):
     def __init__(
         self,
         root: str | None = None,
-        size: int = 112,
+        size: int | None = None,
         num_clients: int = 10,
         test_fraction: float = 0.2,
         **options: Unpack[DataOptions],
@@ -120,7 +120,7 @@ class KnownDomains(ImageFolderDomains):
 
     Args:
         root: the folder of the domains, or one that contains it.
-        size: height and width that the images are resized to.
+        size: height and width that the images are resized to; null for that of the backbone's weights, or 112.
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
         download: fetch the images into ``root`` if they are not there.
@@ -135,7 +135,7 @@ class KnownDomains(ImageFolderDomains):
     def __init__(
         self,
         root: str | None = None,
-        size: int = 112,
+        size: int | None = None,
         num_clients: int = 10,
         test_fraction: float = 0.2,
         download: bool = False,

@@ -15,7 +15,7 @@ class BatchLoader:
     """Yields batches (images, labels, domains); Lightning accepts it like a DataLoader.
 
     Args:
-        images: uint8 (N, H, W, 3).
+        images: uint8 (N, H, W, 3); or their features, which are yielded as they are.
         labels: (N,).
         domains: (N,), or one number for all.
         indices: which of the N images to yield.
@@ -63,6 +63,9 @@ class BatchLoader:
             labels = self.labels[chosen]
             domains = torch.full_like(labels, self.domains) if isinstance(self.domains, int) else self.domains[chosen]
             images = self.images[chosen]
+            if images.is_floating_point():
+                yield images, labels, domains
+                continue
             if self.augmentation is not None:
                 images = self.augmentation(images)
             yield to_input(images, self.normalize), labels, domains

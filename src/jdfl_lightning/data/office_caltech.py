@@ -12,7 +12,7 @@ class OfficeCaltech(KnownDomains):
 
     Args:
         root: the folder of the domains, or one that contains it.
-        size: height and width that the images are resized to.
+        size: height and width that the images are resized to; null for that of the backbone's weights, or 112.
         num_clients: N; the paper has 4, one for each domain.
         test_fraction: share of every domain that is held out, rounded up.
         download: fetch the images into ``root`` if they are not there.
@@ -47,7 +47,7 @@ class OfficeCaltech(KnownDomains):
     def __init__(
         self,
         root: str | None = None,
-        size: int = 112,
+        size: int | None = None,
         num_clients: int = 4,
         test_fraction: float = 0.2,
         download: bool = False,

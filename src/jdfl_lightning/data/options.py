@@ -20,7 +20,7 @@ class DataOptions(TypedDict, total=False):
     """Keyword arguments of every data module: ``**options: Unpack[DataOptions]``."""
 
     augment: Augment | None
-    normalize: Normalize
+    normalize: Normalize | None
     resize: Resize
     val_fraction: float
     unseen: list[str] | str | None

@@ -14,7 +14,7 @@ class PACS(KnownDomains):
 
     Args:
         root: the folder of the domains, or one that contains it.
-        size: height and width that the images are resized to.
+        size: height and width that the images are resized to; null for that of the backbone's weights, or 112.
         num_clients: N; the paper has 10 or 40.
         test_fraction: share of every domain that is held out, rounded up.
         download: fetch the images into ``root`` if they are not there.
@@ -39,7 +39,7 @@ class PACS(KnownDomains):
     def __init__(
         self,
         root: str | None = None,
-        size: int = 112,
+        size: int | None = None,
         num_clients: int = 10,
         test_fraction: float = 0.1,
         download: bool = False,

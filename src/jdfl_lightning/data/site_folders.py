@@ -26,7 +26,7 @@ class SiteFolders(DomainDataModule):
 
     Args:
         roots: the folders, one for each site.
-        size: height and width that the images are resized to.
+        size: height and width that the images are resized to; null for that of the backbone's weights, or 112.
         num_clients: N, the clients of all sites together.
         test_fraction: share of every client's images that is held out, rounded up.
         classes: names of the classes; null if every client has images of all of them.
@@ -36,7 +36,7 @@ class SiteFolders(DomainDataModule):
     def __init__(
         self,
         roots: list[str] | None = None,
-        size: int = 112,
+        size: int | None = None,
         num_clients: int = 2,
         test_fraction: float = 0.2,
         classes: list[str] | None = None,

@@ -48,6 +48,18 @@ def checked_normalize(value: Any) -> Normalize:
     return found
 
 
+def normalize_of(mean: Sequence[float], std: Sequence[float]) -> Normalize:
+    """Return a normalisation, by its name if it has one.
+
+    >>> normalize_of((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), normalize_of([0, 0, 0], [1, 1, 1])
+    ('unit', {'mean': [0.0, 0.0, 0.0], 'std': [1.0, 1.0, 1.0]})
+    """
+    found = {"mean": list(map(float, mean)), "std": list(map(float, std))}
+    if found == {"mean": [0.5] * 3, "std": [0.5] * 3}:
+        return "unit"
+    return "imagenet" if found == _IMAGENET else found
+
+
 def to_input(images: Tensor, normalize: Normalize = "unit") -> Tensor:
     """Turn uint8 images (B, H, W, 3) into a network's input (B, 3, H, W).
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from jdfl_lightning.backends import Backend, Runner
 from jdfl_lightning.client.evaluation import Counts, Evaluation, Scores
-from jdfl_lightning.config import Experiment, as_dict
+from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, StorageError, require
 from jdfl_lightning.core.files import checked, read_json, write_whole
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
@@ -29,10 +29,11 @@ from jdfl_lightning.federation.wire import (
     Request,
     RequestHeader,
     read_answer,
+    shared_settings,
     write_header,
     write_request,
 )
-from jdfl_lightning.server.resume import find_run, fixed_settings
+from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.run import fit
 from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.folder import SavedRun
@@ -198,7 +199,7 @@ class SitesRunner(Runner):
 
     def __init__(self, experiment: Experiment, federation: Federation, run: str, max_weight: float) -> None:
         self._experiment, self._federation, self._run = experiment, federation, run
-        self._settings = json.dumps(fixed_settings(as_dict(experiment)))
+        self._settings = json.dumps(shared_settings(experiment))
         self._evaluating: _Evaluating | None = None
         self._begun = False
         self._first: dict[int, int] = {}

@@ -16,8 +16,9 @@ import torch
 from jdfl_lightning.backends.base import describe
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.client.evaluation import Counts, count
-from jdfl_lightning.client.fit import Workspace
-from jdfl_lightning.config import as_dict, parse_experiment
+from jdfl_lightning.client.features import open_workspace, why_no_features
+from jdfl_lightning.client.fit import Workspace, initial_backbone
+from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core.errors import InputError, PublicError, StorageError
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
@@ -29,9 +30,10 @@ from jdfl_lightning.federation.wire import (
     SiteInfo,
     read_request,
     read_request_header,
+    shared_settings,
     write_answer,
 )
-from jdfl_lightning.server.resume import fixed_settings, require_equal
+from jdfl_lightning.server.resume import require_equal
 from jdfl_lightning.storage.checkpoint import ClientStates
 
 Option = bool | bytes | float | int | str
@@ -118,7 +120,10 @@ class SiteWorker:
         header = read_request_header(payload)
         self._check(header)
         if self._workspace is None or self._workspace.first != header.first:
-            self._workspace = Workspace(self.experiment, header.first)
+            sent_all = why_no_features(self.experiment) is not None
+            backbone = initial_backbone(self.experiment, pretrained=False) if sent_all else None
+            self._workspace = open_workspace(self.experiment, header.first, backbone)
+        self._check_settings(header, self._workspace)
         request = read_request(payload)
         here = {header.first + client for client in self.info.clients} if self.info.own else {*self.info.clients}
         if strangers := {task.client for task in request.tasks} - here:
@@ -148,7 +153,7 @@ class SiteWorker:
         return write_answer(Answer(results, counts, time.perf_counter() - start))
 
     def _check(self, header: RequestHeader) -> None:
-        """Raise a `PublicError` if a request is for another site, other images or other settings."""
+        """Raise a `PublicError` if a request is for another site or other images."""
         if not re.fullmatch(r"[0-9a-f]{32}", header.run):
             raise PublicError("Expected the server to name its run by 32 hexadecimal digits.")
         if (header.site, header.fingerprint) != (self.number, self.fingerprint):
@@ -156,7 +161,10 @@ class SiteWorker:
                 f"Expected site {header.site} with the images that it had when the run began but this is site "
                 f"{self.number}, or its images have changed."
             )
-        ours = fixed_settings(as_dict(self.experiment))
+
+    def _check_settings(self, header: RequestHeader, workspace: Workspace) -> None:
+        """Raise a `PublicError` if a request is for other settings, or for another frozen network."""
+        ours = shared_settings(workspace.experiment)
         try:
             require_equal(
                 json.loads(header.settings), ours, "the server's run", "a site has to have the same settings."

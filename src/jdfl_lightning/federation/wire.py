@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jdfl_lightning.client.evaluation import Counts
+from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
+from jdfl_lightning.server.resume import fixed_settings
 
 Entries = Mapping[str, Any]
 """Names -> numbers, strings, or lists of one of these; no bool or None, which not every transport supports."""
@@ -81,6 +83,15 @@ class Answer:
     """For each evaluated model, the numbers of correct and of all images of each domain."""
     seconds: float = 0.0
     """Time of the evaluation."""
+
+
+def shared_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that a site must share with the server.
+
+    Where clients train on the features of a frozen network, its weights count by their content, not by their file.
+    """
+    found = fixed_settings(as_dict(experiment))
+    return found | ({"backbone_args.weights": experiment.data.network} if experiment.data.network else {})
 
 
 _IMAGES = 2**31

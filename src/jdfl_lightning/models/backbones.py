@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,53 +9,79 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning.core.errors import InputError, without_stop
-from jdfl_lightning.models.heads import exchange, find_head
-from jdfl_lightning.models.paper_cnn import PaperCNN
+from jdfl_lightning.core.errors import InputError, require
+from jdfl_lightning.core.parts import load, parameters
+from jdfl_lightning.models.frozen import Backbone
+from jdfl_lightning.models.networks import build_network, is_import_path
+from jdfl_lightning.models.pretrained import is_file, load_file, published
+
+OWN_ARGUMENTS = ("weights", "freeze", "hidden", "cache")
+"""Arguments of a backbone beside those of its network."""
+_WIDEST = 1_000_000
 
 
-def build_backbone(name: str, size: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+def build_backbone(
+    name: str, size: int, arguments: Mapping[str, Any] | None = None, pretrained: bool = True
+) -> nn.Module:
     """Build a backbone by name.
 
+    Four arguments are the backbone's own, unless a class or function of yours has an argument of that name itself:
+    `weights`, DEFAULT or another name of torchvision's, true for timm's, or a file; `freeze`, whether the network is
+    not trained, or patterns of the names of parameters that are not; `hidden`, the width of a trainable layer on its
+    features; `cache`, whether a frozen network is run over the images once.
+
     Args:
-        name: ``PaperCNN``; a torchvision classifier (``resnet18``), randomly initialised and without its head; or
-            the import path of a class or function that takes the image size and returns a module (``mine.net``).
+        name: ``PaperCNN``; a torchvision classifier (``resnet18``); ``timm/`` and a network of timm
+            (``timm/efficientnet_lite0``); or the import path of a class or function that takes the image size and
+            returns a module (``mine.net``). Classifiers are without their heads.
         size: height and width of the images.
         arguments: further arguments, by name.
+        pretrained: whether `weights` are loaded; else the network is randomly initialised.
 
     >>> type(build_backbone("PaperCNN", 32)).__name__
     'PaperCNN'
+    >>> backbone = build_backbone("PaperCNN", 32, {"freeze": True, "hidden": 64})
+    >>> num_features(backbone, 32), sum(p.numel() for p in backbone.parameters() if p.requires_grad) == 128 * 64 + 64
+    (64, True)
     """
-    arguments = dict(arguments or {})
-    if name == "PaperCNN" or "." in name:
-        path, _, attribute = name.rpartition(".")
-        try:
-            build = getattr(importlib.import_module(path), attribute) if path else PaperCNN
-            backbone = build(size, **arguments)
-        except InputError:
-            raise
-        except Exception as error:  # a user's code may raise anything
-            shown = ", ".join([str(size), *(f"{key}={value!r}" for key, value in arguments.items())])
-            raise InputError(
-                f"Expected --backbone to build a module but {name}({shown}) failed: {without_stop(error)}."
-            ) from error
-        if not isinstance(backbone, nn.Module):
-            raise InputError(f"Expected --backbone to build a module but {name} gave {type(backbone).__name__}.")
-        return backbone
-    import torchvision
-    from torchvision.models import get_model, list_models
+    own, others = _split(name, arguments or {})
+    weights = own.get("weights") if pretrained else None
+    network = build_network(name, size, others, published(name, weights))
+    if is_file(weights):
+        load_file(network, name, str(weights))
+    freeze, hidden = own.get("freeze", False), own.get("hidden")
+    if not freeze and hidden is None:
+        return network
+    return Backbone(network, num_features(network, size), hidden, freeze)
 
-    if name not in list_models(module=torchvision.models):  # classifiers only: other models download weights
-        raise InputError(
-            f"Expected --backbone to be PaperCNN, one of torchvision's models (such as resnet18) or an import path "
-            f"but got {name!r}."
-        )
-    try:
-        model: nn.Module = get_model(name, **({"weights": None} | arguments))
-    except (TypeError, ValueError, KeyError) as error:
-        raise InputError(f"Expected --backbone_args to be arguments of {name} but: {without_stop(error)}.") from error
-    exchange(model, find_head(model), nn.Identity())
-    return model
+
+def own_arguments(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are the backbone's own, and not its network's."""
+    return _split(name, arguments)[0]
+
+
+def backbone_on_features(name: str, arguments: Mapping[str, Any], in_features: int) -> Backbone:
+    """Build what is above a frozen network: a backbone that takes its features (B, F) in place of images."""
+    return Backbone(nn.Identity(), in_features, own_arguments(name, arguments).get("hidden"), True, on_features=True)
+
+
+def _split(name: str, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divide arguments into the backbone's own and the network's; raise an `InputError` if its own are wrong."""
+    theirs = parameters(load(name)) if is_import_path(name) and set(arguments) & set(OWN_ARGUMENTS) else {}
+    own = {key: value for key, value in arguments.items() if key in OWN_ARGUMENTS and key not in theirs}
+    for key, value in own.items():
+        flag = f"--backbone_args.{key}"
+        if key == "hidden":
+            sound = value is None or (type(value) is int and 0 < value <= _WIDEST)
+            require(sound, flag, "null or a positive number", value)
+        elif key == "freeze":
+            sound = isinstance(value, bool) or (
+                isinstance(value, list) and all(isinstance(item, str) for item in value)
+            )
+            require(sound, flag, "true, false or a list of patterns", value)
+        elif key == "cache":
+            require(isinstance(value, bool), flag, "true or false", value)
+    return own, {key: value for key, value in arguments.items() if key not in own}
 
 
 @contextmanager
@@ -75,7 +100,10 @@ def num_features(backbone: nn.Module, size: int) -> int:
     """Return the length of the feature vector, found by a forward pass of one empty image."""
     try:
         with torch.no_grad(), eval_mode(backbone):
-            features = backbone(torch.zeros(1, 3, size, size))
+            if isinstance(backbone, Backbone) and backbone.on_features:
+                features = backbone(torch.zeros(1, backbone.in_features))
+            else:
+                features = backbone(torch.zeros(1, 3, size, size))
     except Exception as error:  # networks raise different errors for a wrong size
         raise InputError(
             f"Expected the backbone {type(backbone).__name__} to take images of {size} px (--data.size) but: {error}"

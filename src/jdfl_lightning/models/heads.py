@@ -7,7 +7,7 @@ from torch import nn
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.joint.head import JointHead, Score
 
-_HEADS = ("fc", "classifier", "heads", "head")
+HEADS = ("fc", "classifier", "heads", "head")
 """Names of the parts of torchvision's classifiers that end in the last layer."""
 
 
@@ -20,7 +20,7 @@ def find_head(model: nn.Module) -> str:
     'classifier.1'
     """
     ask = getattr(model, "get_classifier", None)
-    top = ask() if callable(ask) else next((getattr(model, name) for name in _HEADS if hasattr(model, name)), None)
+    top = ask() if callable(ask) else next((getattr(model, name) for name in HEADS if hasattr(model, name)), None)
     if isinstance(top, nn.Module):
         *_, last = top.modules()
         if isinstance(last, nn.Linear):
@@ -28,7 +28,7 @@ def find_head(model: nn.Module) -> str:
             return names[last]
     raise InputError(
         f"Expected a classifier with a linear head but found none in {type(model).__name__}: it is looked for as "
-        f"timm's get_classifier and as {', '.join(_HEADS)}. `replace_head` also takes its name, as `head`."
+        f"timm's get_classifier and as {', '.join(HEADS)}. `replace_head` also takes its name, as `head`."
     )
 
 

@@ -12,7 +12,7 @@ from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.joint import of_class
 from jdfl_lightning.regularizers.base import Regularizer, Step, Term
-from jdfl_lightning.supervision.base import ROUNDING, ClientSums
+from jdfl_lightning.supervision.base import SUM_TOLERANCE, ClientSums
 
 
 def domain_shares(logits: Tensor, labels: Tensor, num_domains: int) -> Tensor:
@@ -83,7 +83,7 @@ class Balance(Regularizer):
     def reason_unusable(self, sums: Tensors) -> str | None:
         """Shares are 0 or more and sum to 1 over all of a client's samples."""
         shares = sums["sums"]
-        possible = bool((shares >= 0).all()) and abs(float(shares.sum()) - 1) <= ROUNDING
+        possible = bool((shares >= 0).all()) and abs(float(shares.sum()) - 1) <= SUM_TOLERANCE
         return None if possible else "its use of pseudo-domains does not sum to 1"
 
     def update(self, record: Tensors, answers: Sequence[ClientSums]) -> Tensors:

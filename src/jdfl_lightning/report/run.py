@@ -44,8 +44,8 @@ def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mappi
 
 def run_table(run: SavedRun) -> Table:
     """Return the table shown at the end of a run: the rounds whose weights are saved."""
-    picked = {"test": "test images, as in the paper", "val": "validation images"}
-    how = f"; best round picked on {picked[run.select]}" if run.select in picked else ""
+    images = {"test": "test images, as in the paper", "val": "validation images"}
+    how = f", best by {images[run.select]}" if run.select in images else ""
     return accuracy_table(f"class-only accuracy (%){how}", run.ends)
 
 
@@ -108,7 +108,7 @@ def draw_curves(run: SavedRun) -> Drawing:
         fontsize=8,
         bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},  # a domain's curve may pass there
     )
-    left.legend(fontsize=8, loc="lower right")
+    left.legend(fontsize=8, loc="best" if run.unseen or run.select == "val" else "lower right")
     algorithm = run.config["algorithm"]["class_path"].rpartition(".")[2]
     data = run.config["data"]["class_path"].rpartition(".")[2]
     title = f"{data}, {algorithm}, {supervision_name(run.config['supervision'])}, seed {run.config['seed_everything']}"

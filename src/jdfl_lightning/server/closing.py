@@ -37,7 +37,8 @@ def close_run(workspace: Workspace, folder: Path, state: ServerState, logger: Lo
         which, model = _kept(folder)
         details = examine_model(workspace, which, model)
         write_details(workspace, folder, details)
-        log_picture(logger, "confusion", folder / CONFUSION_FIGURE)
+        if workspace.experiment.figures:
+            log_picture(logger, "confusion", folder / CONFUSION_FIGURE)
         if logger is not None:
             logger.log_metrics(_numbers(details), step=state.round)
     rows = client_rows(workspace.experiment, state, details)
@@ -68,7 +69,8 @@ def write_details(workspace: Workspace, folder: Path, details: dict[str, Any]) -
     matrices: dict[str, list[list[int]]] = {
         part: details[part]["confusion"] for part in ("test", "unseen") if part in details
     }
-    save_figure(draw_confusion(matrices, names), folder / CONFUSION_FIGURE)
+    if workspace.experiment.figures:
+        save_figure(draw_confusion(matrices, names), folder / CONFUSION_FIGURE)
 
 
 def _numbers(details: dict[str, Any]) -> dict[str, float]:

@@ -12,7 +12,8 @@ from jdfl_lightning.callbacks import RoundReport, RunCallback
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import last_line
-from jdfl_lightning.server.resume import as_record, bit_versions, fixed_settings
+from jdfl_lightning.server.records import as_record
+from jdfl_lightning.server.resume import bit_versions, fixed_settings
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery
@@ -32,6 +33,7 @@ class RunJournal(RunCallback):
         logger: logs every round's metrics.
         display: shows them.
         check: called wherever a run can be interrupted.
+        network: checksum of the frozen network, if clients train on its features.
     """
 
     def __init__(
@@ -42,8 +44,9 @@ class RunJournal(RunCallback):
         logger: Logger | None,
         display: Display,
         check: Callable[[], None],
+        network: str = "",
     ) -> None:
-        self.experiment, self.folder, self.data = experiment, folder, data
+        self.experiment, self.folder, self.data, self._network = experiment, folder, data, network
         self.logger, self.display, self.check = logger, display, check
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float], str] | None = None
@@ -137,6 +140,7 @@ class RunJournal(RunCallback):
             normalize=data.normalize,
             resize=data.resize,
             model=None if own is None else as_dict(own),
+            network=self._network,
         )
         model = SavedModel(state.weights, state.buffers, header)
         if report.improved:

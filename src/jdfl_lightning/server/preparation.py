@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import warnings
 
+from torch import nn
+
+from jdfl_lightning.client.features import open_workspace, why_no_features
 from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.client.trainer import check_trainer
 from jdfl_lightning.config import Experiment
@@ -12,12 +15,18 @@ from jdfl_lightning.models import num_features
 from jdfl_lightning.ui.display import Display
 
 
-def prepare(experiment: Experiment, display: Display) -> Workspace:
-    """Load the images and check trainer, backbone, data and layers, before a run folder is made."""
+def prepare(experiment: Experiment, display: Display, backbone: nn.Module | None = None) -> Workspace:
+    """Load the images and check trainer, backbone, data and layers, before a run folder is made.
+
+    Args:
+        experiment: the settings.
+        display: where progress is shown.
+        backbone: the network of `initial_backbone`, if it is already built.
+    """
     data = experiment.data
     data.progress = display.step
     check_trainer(experiment.trainer)
-    backbone = initial_backbone(experiment)
+    backbone = initial_backbone(experiment) if backbone is None else backbone
     num_features(backbone, data.size)  # runs the backbone, which raises if it does not fit the images
     if data.roster is None:
         data.deal(experiment.seed_everything)
@@ -35,7 +44,10 @@ def prepare(experiment: Experiment, display: Display) -> Workspace:
                 Note,
                 stacklevel=2,
             )
-    workspace = Workspace(experiment, backbone=backbone)
+    if why := why_no_features(experiment):
+        note = f"The frozen network runs for every batch, as {why}; else its features would be computed once."
+        warnings.warn(note, Note, stacklevel=2)
+    workspace = open_workspace(experiment, backbone=backbone)
     workspace.check_optimizer()
     length, short = workspace.update_length(), experiment.clustering.sketch_dim
     fits = short is None or short <= length

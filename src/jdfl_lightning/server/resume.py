@@ -8,15 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment, as_dict, free_settings, run_of
 from jdfl_lightning.core.errors import InputError, Note, StorageError, plain, require
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
-from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.data.base import NOT_IN_PHASE_1, option_defaults
+from jdfl_lightning.server.records import read_taken
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery, load_discovery
@@ -167,36 +166,6 @@ class Reached:
     """Whether the last round was evaluated; None if it has no row yet."""
 
 
-def as_record(state: ServerState) -> Record:
-    """Return the server's tensors as one record."""
-    server = {f"server.{group}": tensors for group, tensors in state.record.items()}
-    moved = {} if state.domains is None or not state.domains.moved else {"domains": {"mu": state.domains.centroids}}
-    learned = {f"learned.{name}": tensors for name, tensors in state.learned.items()}
-    taken = {}
-    if state.taken:
-        rounds, losses = zip(*state.taken.values(), strict=True)
-        clients = torch.tensor(list(state.taken))
-        taken = {
-            "taken": {
-                "client": clients,
-                "rounds": torch.tensor(rounds),
-                "loss": torch.tensor(losses, dtype=torch.float64),
-            }
-        }
-    return {"weights": state.weights, "buffers": state.buffers, **server, **learned, **moved, **taken}
-
-
-def _taken(file: Path, table: Tensors) -> dict[int, tuple[int, float]]:
-    """Return how often clients have taken part and their last losses, from the table in a checkpoint."""
-    if not table:  # no client has yet, or the run is private or older
-        return {}
-    try:
-        columns = [table[name].tolist() for name in ("client", "rounds", "loss")]
-        return {int(client): (int(rounds), float(loss)) for client, rounds, loss in zip(*columns, strict=True)}
-    except (KeyError, TypeError, ValueError) as error:
-        raise StorageError(f"Expected a checkpoint but the clients in {file} cannot be read: {error!r}.") from error
-
-
 def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | None:
     """Read the checkpoint to resume from; None if the run ended before it wrote one.
 
@@ -227,7 +196,7 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
         {group.removeprefix(prefix): record[group] for group in record if group.startswith(prefix)}
         for prefix in ("server.", "learned.")
     )
-    taken = _taken(file, record.get("taken", {}))
+    taken = read_taken(file, record.get("taken", {}))
     buffers = record.get("buffers", {})
     state = ServerState(header.round, record["weights"], buffers, server, learned, header.clients, taken=taken)
     evaluated, last = was_evaluated(folder, header.round), _last_model(folder)

@@ -179,10 +179,8 @@ def _run_round(
     kept = {client: round for client, round in state.clients.items() if client not in tally.keeps}
     kept |= {client: number for client, keeps in tally.keeps.items() if keeps}
     buffers = tally.buffers.mean() if tally.clients else state.buffers
-    taken = {}
-    if algorithm.keeps_best:  # in a private run nobody may know who took part
-        new = {client: (state.taken.get(client, (0,))[0] + 1, loss) for client, loss in tally.losses.items()}
-        taken = state.taken | new
+    losses = tally.losses if algorithm.keeps_best else {}  # in a private run nobody may know who took part
+    taken = state.taken | {client: (state.taken.get(client, (0,))[0] + 1, loss) for client, loss in losses.items()}
     return ServerState(number, weights, buffers, record, learned, kept, domains, taken), metrics
 
 

@@ -70,7 +70,7 @@ def discover(experiment: Experiment, display: Display | None = None) -> Path:
         try:
             with (
                 after_current_client(display.say) as check,
-                experiment.backend.open(experiment, ClientStates(folder / CLIENTS)) as runner,
+                experiment.backend.open(workspace.experiment, ClientStates(folder / CLIENTS)) as runner,
             ):
                 journal = RunJournal(experiment, folder, experiment.data.fingerprint(), None, display, check)
                 _find_domains(Session(experiment, workspace, runner, journal, Events(journal)))
@@ -94,8 +94,9 @@ def _find_domains(session: Session) -> PseudoDomains:
     else:
         _, found = known
     record = read_discovery(folder)
-    save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE)
-    log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
+    if experiment.figures:
+        save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE)
+        log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
     if journal.logger is not None and known is None:
         numbers = [name for name in ("num_domains", "ari", "nmi", "bytes_down", "bytes_up") if name in record]
         journal.logger.log_metrics({f"discovery/{name}": record[name] for name in numbers}, step=0)

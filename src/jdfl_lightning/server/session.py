@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lightning.pytorch.loggers import Logger
+
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.clustering.updates import Updates
@@ -35,6 +37,7 @@ from jdfl_lightning.storage.metrics import last_round, read_numbers
 from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE
 from jdfl_lightning.storage.stops import save_stop
 from jdfl_lightning.storage.trust import CONFIG, own_settings
+from jdfl_lightning.storage.weights import save_network
 from jdfl_lightning.ui.display import Display, as_text
 from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture, logger_address, open_logger
@@ -113,13 +116,14 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             drop_later_rounds(folder, reached.state.round if reached else 0, experiment.selection)
             states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients)
             with after_current_client(display.say) as check:
-                journal = RunJournal(experiment, folder, data, logger, display, check)
+                network = save_network(folder, workspace.network, experiment.backbone)
+                journal = RunJournal(experiment, folder, data, logger, display, check, network)
                 events = Events(journal, experiment.callbacks, experiment.selection, display.say)
                 if reached is not None:
                     journal.resume(reached.state)
                 try:
                     events.run_started(folder, experiment)
-                    with experiment.backend.open(experiment, states) as runner:
+                    with experiment.backend.open(workspace.experiment, states) as runner:
                         yield Session(experiment, workspace, runner, journal, events, updates, reached)
                 except (KeyboardInterrupt, InputError) as error:
                     if not isinstance(error, StorageError):
@@ -128,11 +132,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                     if isinstance(error, KeyboardInterrupt):
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
-            if (targets := draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)) is not None:
-                save_figure(targets, folder / TARGETS_FIGURE)
-                log_picture(logger, "targets", folder / TARGETS_FIGURE)
-            save_figure(draw_curves(read_run(folder)), folder / CURVES)
-            log_picture(logger, "curves", folder / CURVES)
+            if experiment.figures:
+                _draw(folder, logger)
             if events.stop is not None:
                 save_stop(folder, events.stop)  # last: whoever finds it knows that the run is finished
                 display.say(f"stopped after round {events.stop.round} of {experiment.rounds}: {events.stop}")
@@ -141,6 +142,15 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
         finally:
             if logger is not None:
                 logger.finalize(status)
+
+
+def _draw(folder: Path, logger: Logger | None) -> None:
+    """Draw and log what a finished run shows: how learned targets changed, and the curves."""
+    if (targets := draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)) is not None:
+        save_figure(targets, folder / TARGETS_FIGURE)
+        log_picture(logger, "targets", folder / TARGETS_FIGURE)
+    save_figure(draw_curves(read_run(folder)), folder / CURVES)
+    log_picture(logger, "curves", folder / CURVES)
 
 
 def _describe(experiment: Experiment, folder: Path, display: Display) -> None:

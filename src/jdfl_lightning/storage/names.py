@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval, Len
 
+NETWORK = "network.safetensors"
+"""The frozen network of a run whose clients train on its features; all weights of the run share it."""
 RUNS = "runs"
 """Where new run folders are made."""
 METRICS, CURVES = "metrics.csv", "curves.png"

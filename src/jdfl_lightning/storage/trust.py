@@ -25,8 +25,10 @@ PACKAGES = ("jdfl_lightning", "torchvision", "timm")
 """Packages whose classes any run folder may name."""
 _OPTIMIZERS = "torch.optim."
 """Module of torch's optimizers and schedulers, which any run folder may name too."""
-_NETWORKS = "jdfl_lightning.models."
-"""Module of this package's backbones; torchvision's are given by short name, as its functions may download weights."""
+_NETWORKS = ("jdfl_lightning.models.PaperCNN", "jdfl_lightning.models.paper_cnn.PaperCNN")
+"""Import paths of this package's network; torchvision's have short names, as its functions may download weights."""
+_TIMM = re.compile(r"timm/\w+(\.\w+)?")
+"""A network of timm, with a tag or without; other names of timm's are places to fetch a network from."""
 _CLASSES = ("data", "algorithm", "supervision")
 """Settings whose value is a class with its arguments."""
 _OPTIONAL_CLASSES = ("model", "optimizer", "lr_scheduler", "round_scheduler")
@@ -162,12 +164,12 @@ def _belongs(path: object) -> bool:
 def known_backbone(name: object) -> bool:
     """Return whether a backbone is from one of the known packages.
 
-    >>> known_backbone("resnet18"), known_backbone("jdfl_lightning.models.PaperCNN"), known_backbone("os.system")
+    >>> known_backbone("resnet18"), known_backbone("timm/resnet18"), known_backbone("os.system")
     (True, True, False)
     """
-    if not isinstance(name, str) or not _IMPORT_PATH.fullmatch(name):
+    if not isinstance(name, str):
         return False
-    return "." not in name or name.startswith(_NETWORKS)
+    return name.isidentifier() or name in _NETWORKS or _TIMM.fullmatch(name) is not None
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:
@@ -198,6 +200,8 @@ def settings_to_use(folder: Path, trust: bool, known: Mapping[str, Any], places:
         data = settings.get("data")
         if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
             arguments.pop("download", None)
+        if isinstance(settings.get("backbone_args"), dict):
+            settings["backbone_args"].pop("weights", None)  # a file to read, or to fetch
         _check_form(settings, known)
     except ValueError as error:
         raise StorageError(f"Expected the settings of a run but {folder / CONFIG} has others: {error}.") from error

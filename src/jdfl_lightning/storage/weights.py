@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from annotated_types import Interval, Len
 
-from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.errors import InputError, StorageError
 from jdfl_lightning.core.files import checked
-from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.core.tensors import Tensors, misfit
 from jdfl_lightning.data.transforms import Normalize, Resize, checked_normalize
 from jdfl_lightning.joint import Score
-from jdfl_lightning.storage.checkpoint import load_record, save_record
+from jdfl_lightning.storage.checkpoint import load_record, save_record, stored_digest
 from jdfl_lightning.storage.folder import require_own_files
-from jdfl_lightning.storage.names import Count, Text, Which
+from jdfl_lightning.storage.names import NETWORK, Count, Text, Which
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class ModelHeader:
     model: dict[Text, Any] | None = None
     """The class that turns images into logits, as class_path and init_args; null for the head of the backbone's
     features."""
+    network: Text = ""
+    """Checksum of the run's frozen network, which is in a file of its own; empty if all tensors are here."""
 
     def __post_init__(self) -> None:
         checked_normalize(self.normalize)
@@ -48,7 +51,11 @@ class ModelHeader:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model with all that is needed to use it."""
+    """A model with all that is needed to use it.
+
+    A frozen network is saved once, by `save_network`: it is among the buffers of a model that is read, not of one that
+    is saved.
+    """
 
     weights: Tensors
     buffers: Tensors
@@ -58,6 +65,33 @@ class SavedModel:
         """Write the model as the run's best or last one."""
         record = {"weights": self.weights, "buffers": self.buffers}
         save_record(folder / f"{which}.safetensors", record, asdict(self.header))
+
+
+def save_network(folder: Path, network: Tensors, name: str) -> str:
+    """Write a run's frozen network, once; if it is there, check that it is the same. Return its checksum.
+
+    Args:
+        folder: the run folder.
+        network: named tensors; nothing is written if there are none.
+        name: the backbone's name.
+    """
+    if not network:
+        return ""
+    file = folder / NETWORK
+    if not file.exists():
+        save_record(file, {"network": network})
+    elif (problem := misfit(known := _read_network(file), network)) or any(
+        not torch.equal(known[key], tensor) for key, tensor in network.items()
+    ):
+        raise StorageError(
+            f"Expected the weights of {name} (--backbone_args.weights) that the run began with but they differ from "
+            f"those in {file}{f': {problem}' if problem else ''}."
+        )
+    return stored_digest(file)
+
+
+def _read_network(file: Path) -> Tensors:
+    return load_record(file)[0].get("network", {})
 
 
 def kept_weights(folder: Path) -> Which:
@@ -77,6 +111,11 @@ def load_model(folder: Path, which: Which) -> SavedModel:
         )
     record, about = load_record(file)
     try:
-        return SavedModel(record["weights"], record.get("buffers", {}), checked(ModelHeader, about))
+        model = SavedModel(record["weights"], record.get("buffers", {}), checked(ModelHeader, about))
     except (KeyError, ValueError) as error:
         raise InputError(f"Expected the weights of a run but {file} is something else: {error}.") from error
+    if not model.header.network:
+        return model
+    if not (folder / NETWORK).exists() or stored_digest(folder / NETWORK) != model.header.network:
+        raise StorageError(f"Expected the network that {file} was trained on but {folder / NETWORK} is not it.")
+    return replace(model, buffers=_read_network(folder / NETWORK) | model.buffers)

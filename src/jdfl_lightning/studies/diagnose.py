@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.client.features import open_workspace
 from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.clustering.sketch import sketch
 from jdfl_lightning.clustering.updates import Updates, unit
@@ -142,14 +142,14 @@ def find(
     display = display or Display()
     data, seed = case.data, case.seed_everything
     data.deal(seed)
-    workspace = Workspace(case)
+    workspace = open_workspace(case)
     weights, buffers = workspace.initial(1)
     module = workspace.module(weights, buffers)
     names = {layers: select_parameters(module, layers) for layers in LAYER_SUBSETS}
     tasks = [
         FitTask(client, DISCOVERY_ROUND, seed, weights, buffers, every_epoch=True) for client in range(data.num_clients)
     ]
-    with case.backend.open(case, ClientStates(folder / "clients")) as runner:
+    with case.backend.open(workspace.experiment, ClientStates(folder / "clients")) as runner:
         sent: list[Record] = []
         for result in _answers(runner, tasks):
             sent.append(result)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from jdfl_lightning.client.evaluation import Scores
 from jdfl_lightning.client.evaluation import evaluate as evaluate_models
-from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.client.features import why_no_features
+from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.config import Experiment, parse_experiment, usable_settings
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.tensors import misfit
@@ -24,8 +25,9 @@ from jdfl_lightning.server.closing import examine_model
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
-from jdfl_lightning.storage.weights import kept_weights, load_model
-from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_to_use, separate
+from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
+from jdfl_lightning.studies.hub import load_folder
+from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_saved, separate
 from jdfl_lightning.ui.display import Display, progress_display
 
 if TYPE_CHECKING:
@@ -100,7 +102,10 @@ def tested(folder: Path, score: Score | None, data_root: str | Path | None, trus
 def test_run(experiment: Experiment, folder: Path, display: Display) -> tuple[Workspace, dict[Which, Scores]]:
     """Evaluate the weights that a run keeps, best and last, on the held-out images of its experiment."""
     models = {which: load_model(folder, which) for which in read_run(folder).ends}
-    workspace = prepare(experiment, display)
+    backbone = initial_backbone(experiment, pretrained=False)  # the run's weights are saved
+    if why_no_features(experiment) is None:
+        load_saved(backbone, next(iter(models.values())))
+    workspace = prepare(experiment, display, backbone)
     for which, model in models.items():
         known = model.header.class_names
         if known != list(experiment.data.class_names):
@@ -111,11 +116,14 @@ def test_run(experiment: Experiment, folder: Path, display: Display) -> tuple[Wo
         outputs = model.weights.get("head.weight")
         num_domains = 1 if outputs is None or outputs.ndim == 0 else max(1, len(outputs) // len(known))
         weights, buffers = workspace.initial(num_domains)
-        if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers):
+        if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers | workspace.network):
             raise InputError(f"Expected the {which} weights of {folder} to be a {experiment.backbone}'s but {problem}.")
-    return workspace, {
-        which: evaluate_models(workspace, {which: m.weights}, m.buffers).scores[which] for which, m in models.items()
-    }
+    return workspace, {which: _evaluate(workspace, which, model) for which, model in models.items()}
+
+
+def _evaluate(workspace: Workspace, which: Which, model: SavedModel) -> Scores:
+    buffers = {name: tensor for name, tensor in model.buffers.items() if name not in workspace.network}
+    return evaluate_models(workspace, {which: model.weights}, buffers).scores[which]
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ class Prediction:
 
 
 def predict(
-    run: SavedRun | str | Path,
+    run: SavedRun | TrainedModel | str | Path,
     images: ManyImages,
     which: Which | None = None,
     score: Score | None = None,
@@ -146,7 +154,7 @@ def predict(
     """Predict the classes of images with the network of a run.
 
     Args:
-        run: the run, or its folder.
+        run: the run, or its folder; or an exported model (`from_pretrained`), or its folder.
         images: files, folders of files, images of Pillow, or uint8 arrays or tensors; one or several.
         which: the weights to use, ``"best"`` or ``"last"``; the best if not given, or the last if no best is kept.
         score: how a class is predicted, ``"max"`` or ``"sum"``; as in the run if not given.
@@ -158,7 +166,7 @@ def predict(
     """
     from jdfl_lightning.report.frames import frame
 
-    model = load_to_use(folder_of(run), which, trust)
+    model = run if isinstance(run, TrainedModel) else load_folder(folder_of(run), which, trust)
     rows = [item.cells for item in predictions(model, _expand(separate(images)), score=score)]
     return frame([dict(zip(_CELLS, row, strict=True)) for row in rows])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +65,8 @@ def suite(
         experiment: the settings of every run; ``run_dir`` is the folder of the suite, whose finished runs are kept.
         algorithms: federated optimizers, as objects or by name; by a name of your own if two are of one class
             (``{"weak": FedProx(mu=0.1), "strong": FedProx(mu=1.0)}``). The experiment's if not given.
-        supervisions: by short name (base, hard, graded, random, uniform), or as objects, at most one of a class.
+        supervisions: by short name (base, hard, graded, random, uniform, em, online), or as objects, at most one of a
+            class.
         seeds: the seeds.
         num_domains: numbers of pseudo-domains to try; the experiment's if not given.
         unseen: domains to leave out, one in each run; ``"each"`` for all that there are. Those of the experiment's
@@ -90,7 +90,6 @@ def suite(
             supervision=objects.get(supervision, supervision),  # type: ignore[arg-type]  # or a short name
             seed_everything=seed,
             num_domains=experiment.num_domains if number is None else number,
-            logger=copy(experiment.logger),  # an object logs one run
         )
 
     folder, runs = arrange(experiment, matrix, make)

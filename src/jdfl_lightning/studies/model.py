@@ -19,10 +19,10 @@ from jdfl_lightning.core.tensors import misfit
 from jdfl_lightning.data.cache import decode, resized
 from jdfl_lightning.data.transforms import Normalize, Resize, to_input
 from jdfl_lightning.joint import JointHead
-from jdfl_lightning.models import build_backbone, num_features
+from jdfl_lightning.models import OWN_ARGUMENTS, build_backbone, num_features
 from jdfl_lightning.storage.names import Which
 from jdfl_lightning.storage.trust import known_backbone, own_settings, require_known
-from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
+from jdfl_lightning.storage.weights import ModelHeader, SavedModel, kept_weights, load_model
 
 AnyImage: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 """An image: a file, an image of Pillow, or uint8 values (H, W, 3) or (3, H, W)."""
@@ -124,28 +124,39 @@ def load_to_use(
         preprocess: whether the network takes images of any size.
     """
     saved, own = load_model(folder, which or kept_weights(folder)), own_settings(folder)
-    backbone, arguments, model = saved.header.backbone, saved.header.backbone_args, saved.header.model
-    vouched = trust or (
-        (own.get("backbone"), own.get("backbone_args", {})) == (backbone, arguments)
-        and model in (None, own.get("model"))
-    )
+    header = saved.header
+    same = (own.get("backbone"), own.get("backbone_args", {})) == (header.backbone, header.backbone_args)
+    require_safe(folder, header, trust or (same and header.model in (None, own.get("model"))))
+    return build_saved(saved, preprocess)
+
+
+def require_safe(folder: Path, header: ModelHeader, vouched: bool) -> None:
+    """Raise an `InputError` if building a network would import an unknown package, or give it a stranger's arguments.
+
+    Args:
+        folder: where the description is from.
+        header: the description.
+        vouched: whether the user trusts the folder, or made it.
+    """
+    backbone, arguments = header.backbone, header.backbone_args
     strangers = [] if known_backbone(backbone) else [backbone]
-    strangers += [] if model is None else [plain(str(model.get("class_path")))]
+    strangers += [] if header.model is None else [plain(str(header.model.get("class_path")))]
     require_known(folder, [] if vouched else strangers)
-    if not vouched and arguments:
+    others = {name: value for name, value in arguments.items() if name not in OWN_ARGUMENTS}
+    if not vouched and others:
         raise InputError(
             f"{folder} was not made by you on this machine, or was edited, and gives its backbone arguments: "
-            f"{plain(str(arguments))}. If you trust whoever made it, pass --trust true."
+            f"{plain(str(others))}. If you trust whoever made it, pass --trust true."
         )
-    return _build(saved, preprocess)
 
 
-def _build(saved: SavedModel, preprocess: bool) -> TrainedModel:
-    about = saved.header
-    backbone, num_classes = build_backbone(about.backbone, about.size, about.backbone_args), len(about.class_names)
+def build_saved(saved: SavedModel, preprocess: bool) -> TrainedModel:
+    """Build the network of a saved model; its description must be safe to use."""
+    about, num_classes = saved.header, len(saved.header.class_names)
+    backbone = build_backbone(about.backbone, about.size, about.backbone_args, pretrained=False)  # its own are saved
+    if about.model is None:
+        load_saved(backbone, saved)
     try:
-        if about.model is None:
-            backbone.load_state_dict(_part(saved, "backbone."))
         weights = _part(saved, "head.")
         outputs, features = weights["weight"].shape
         if outputs % num_classes or not outputs:
@@ -180,6 +191,16 @@ def _own_network(saved: SavedModel, backbone: nn.Module, head: JointHead) -> Joi
         for name, tensor in live.items():
             tensor.copy_(tensors[name])
     return module
+
+
+def load_saved(backbone: nn.Module, saved: SavedModel) -> None:
+    """Load the weights of a saved model's backbone; raise an `InputError` if they are of another network."""
+    try:
+        backbone.load_state_dict(_part(saved, "backbone."))
+    except RuntimeError as error:
+        raise InputError(
+            f"Expected the weights of a {saved.header.backbone} but they are of something else: {without_stop(error)}."
+        ) from error
 
 
 def _part(saved: SavedModel, prefix: str) -> dict[str, Tensor]:

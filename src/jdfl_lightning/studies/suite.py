@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from jdfl_lightning.server.resume import check_same, check_updates
 from jdfl_lightning.server.run import discover, fit
 from jdfl_lightning.storage.folder import lock_run
 from jdfl_lightning.storage.metrics import last_round
-from jdfl_lightning.storage.names import CURVES, DISCOVERY, DISCOVERY_FIGURE, METRICS, RUNS, VECTORS
+from jdfl_lightning.storage.names import CLIENT_ROWS, CURVES, DISCOVERY, DISCOVERY_FIGURE, METRICS, RUNS, VECTORS
 from jdfl_lightning.storage.stops import read_stop
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
 from jdfl_lightning.supervision import Plain, short_names
@@ -95,11 +96,14 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
     first = [f"--algorithm={algorithm}" for algorithm in list(matrix.names())[:1]]
     common = parse(_after_configs(args, first))
 
-    def make(algorithm: str, supervision: str, seed: int, number: int | None) -> Experiment:
+    @cache
+    def parsed(algorithm: str, supervision: str, number: int | None) -> Experiment:
         chosen = [f"--algorithm={algorithm}"] if algorithm else []
-        last = [f"--supervision={supervision}", f"--seed_everything={seed}"]
-        last += [] if number is None else [f"--num_domains={number}"]
+        last = [f"--supervision={supervision}", *([] if number is None else [f"--num_domains={number}"])]
         return parse([*_after_configs(args, chosen), *last])
+
+    def make(algorithm: str, supervision: str, seed: int, number: int | None) -> Experiment:
+        return replace(parsed(algorithm, supervision, number), seed_everything=seed)
 
     return arrange(common, matrix, make, _config_name(args))
 
@@ -229,10 +233,10 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
 
 
 def _is_finished(run: Experiment) -> bool:
-    """Return whether a run is finished: it has its curves, and all rounds or the mark of these callbacks' stop."""
+    """Return whether a run is finished: it has its last file, and all rounds or the mark of these callbacks' stop."""
     folder = Path(str(run.run_dir))
     try:
-        if not (folder / CURVES).is_file():
+        if not (folder / (CURVES if run.figures else CLIENT_ROWS)).is_file():
             return False
         stopped = read_stop(folder) is not None and saved_settings(folder).get("callbacks") == as_dict(run.callbacks)
         return stopped or last_round(folder) >= run.rounds

@@ -22,7 +22,7 @@ from jdfl_lightning.joint import TargetRule
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
-ROUNDING = 1e-5
+SUM_TOLERANCE = 1e-5
 """Tolerance for sums of probabilities that clients computed in single precision."""
 
 

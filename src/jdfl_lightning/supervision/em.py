@@ -16,7 +16,7 @@ from jdfl_lightning.core.messages import UNKNOWN
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.joint import TargetRule, of_class
 from jdfl_lightning.joint.targets import Matrix
-from jdfl_lightning.supervision.base import ROUNDING, ClientSums, RoundInfo, known_rows
+from jdfl_lightning.supervision.base import SUM_TOLERANCE, ClientSums, RoundInfo, known_rows
 from jdfl_lightning.supervision.graded import Graded
 from jdfl_lightning.supervision.uniform import Uniform
 
@@ -137,8 +137,8 @@ class EM(Graded):
     def strength(self, number: int, rounds: int) -> float:
         """Return lam_t of a round: 0 in the first, rising to lam.
 
-        >>> [round(EM(lam=0.5, warmup=0.4).strength(t, 10), 3) for t in (1, 2, 3, 5, 10)]
-        [0.0, 0.125, 0.25, 0.5, 0.5]
+        >>> EM(lam=0.5, warmup=0.4).strength(3, rounds=10)
+        0.25
         """
         return self.lam * (min(1.0, (number - 1) / (self.warmup * rounds)) if self.warmup else 1.0)
 
@@ -175,7 +175,7 @@ class EM(Graded):
     def reason_unusable(self, sums: Tensors) -> str | None:
         """The responsibilities of a sample are 0 or more and sum to 1."""
         mass, count = sums["mass"], float(sums["count"])
-        possible = count > 0 and bool((mass >= 0).all()) and abs(float(mass.sum()) - count) <= ROUNDING * count
+        possible = count > 0 and bool((mass >= 0).all()) and abs(float(mass.sum()) - count) <= SUM_TOLERANCE * count
         return None if possible else "its sums of responsibilities are not those of as many samples as it counts"
 
     def update(self, record: Tensors, answers: Sequence[ClientSums]) -> Tensors:

@@ -21,7 +21,7 @@ from jdfl_lightning.joint import (
     transfer_weights,
     with_own,
 )
-from jdfl_lightning.supervision.base import ROUNDING, ClientSums, RoundInfo, known_rows
+from jdfl_lightning.supervision.base import SUM_TOLERANCE, ClientSums, RoundInfo, known_rows
 from jdfl_lightning.supervision.graded import Graded
 
 
@@ -116,8 +116,8 @@ class Online(Graded):
     def reason_unusable(self, sums: Tensors) -> str | None:
         """Probabilities are 0 or more, those of a sample sum to at most 1, and the counts are shares of all samples."""
         total, counts = sums["sums"].sum(dim=1), sums["counts"]
-        possible = (sums["sums"] >= 0).all() and (total <= counts * (1 + ROUNDING)).all()
-        if possible and float(counts.sum()) <= 1 + ROUNDING:
+        possible = (sums["sums"] >= 0).all() and (total <= counts * (1 + SUM_TOLERANCE)).all()
+        if possible and float(counts.sum()) <= 1 + SUM_TOLERANCE:
             return None
         return "its sums of probabilities are not those of as many samples as it counts"
 

@@ -8,6 +8,7 @@ import re
 import socket
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -248,7 +249,7 @@ def log_rows(logger: Logger | None, key: str, rows: Sequence[Mapping[str, object
 
 
 def in_group(logger: WandbRounds | Logger | bool, group: str, name: str) -> WandbRounds | Logger | bool:
-    """Return a logger whose W&B run belongs to a group and has a readable name, unless it has others already.
+    """Return a logger of its own for a run of a suite; a W&B run belongs to a group and has a readable name.
 
     >>> wandb_logger = in_group(True, "suite-pacs", "pacs-fedavg-base-seed0")
     >>> wandb_logger.group, wandb_logger.name
@@ -258,8 +259,8 @@ def in_group(logger: WandbRounds | Logger | bool, group: str, name: str) -> Wand
         logger = WandbRounds()
     if isinstance(logger, WandbRounds):
         own = logger.project, logger.entity, logger.name or name, logger.group or group, logger.tags, logger.offline
-        return WandbRounds(*own)
-    return logger
+        return WandbRounds(*own)  # to copy it would start a W&B run
+    return copy(logger)
 
 
 def upload_report(
