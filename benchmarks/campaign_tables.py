@@ -82,13 +82,174 @@ def compare(ours: pd.Series, base: pd.Series) -> dict[str, Any]:
     return {"seeds": len(found.seeds), **numbers}
 
 
+LABELS = {"pacs_a": "PACS A", "pacs_b": "PACS B", "office": "Office-Caltech"}
+OPTIMIZERS = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "feddyn": "FedDyn", "feddc": "FedDC", "fedproc": "FedProc"}
+MODES = ("base", "hard", "graded", "random", "uniform", "em", "online")
+KEYS = ["part", "setting", "change", "algorithm", "lr"]
+
+
+def by_seed(runs: pd.DataFrame, measure: str) -> dict[tuple[Any, ...], dict[str, pd.Series]]:
+    """Return the measure by seed for each experiment and supervision; over unseen domains, the mean of whole seeds."""
+    found: dict[tuple[Any, ...], dict[str, pd.Series]] = {}
+    for keys, group in runs.groupby(KEYS):
+        domains = group["unseen"].nunique()
+        for name, own in group.groupby("supervision"):
+            seeds = own.groupby("seed")[measure].agg(["mean", "count"])
+            found.setdefault(tuple(keys), {})[str(name)] = seeds.loc[seeds["count"] == domains, "mean"]
+    return found
+
+
 def differences(runs: pd.DataFrame, measure: str = "test") -> pd.DataFrame:
-    """Return every supervision minus base of the same part, setting and algorithm, Holm-corrected within a part."""
+    """Return every supervision minus base of the same experiment, with Holm's correction over all rows."""
     rows = []
-    for keys, group in runs.groupby(["part", "setting", "change", "algorithm", "lr"]):
-        values = {name: own.groupby("seed")[measure].mean() for name, own in group.groupby("supervision")}
+    for keys, values in by_seed(runs, measure).items():
         for name, own in values.items():
             if name != "base" and "base" in values:
-                labels = dict(zip(("part", "setting", "change", "algorithm", "lr"), keys, strict=True))
-                rows.append(labels | {"supervision": name, **compare(own, values["base"])})
-    return pd.DataFrame(rows)
+                found = compare(own, values["base"])
+                if found["seeds"] > 1:
+                    rows.append(dict(zip(KEYS, keys, strict=True)) | {"supervision": name} | found)
+    table = pd.DataFrame(rows)
+    if not table.empty:
+        table["holm"] = holm(list(table["p"]))
+    return table
+
+
+def accuracy_table(runs: pd.DataFrame, measure: str = "test") -> str:
+    """Return mean accuracies and differences to base as Markdown, a row for each experiment and measure."""
+    table = differences(runs, measure)
+    lines = ["| | " + " | ".join(MODES) + " | seeds |", "|---" * (len(MODES) + 2) + "|"]
+    for keys, values in by_seed(runs, measure).items():
+        label = f"{OPTIMIZERS[keys[3]]}, {LABELS[keys[1]]}"
+        means = [f"{values[mode].mean():.2f}" if mode in values and len(values[mode]) else "" for mode in MODES]
+        lines.append(f"| {label} | {' | '.join(means)} | {max(len(own) for own in values.values())} |")
+        if not table.empty:
+            own = table[(table[KEYS] == list(keys)).all(axis=1)].set_index("supervision")
+            cells = [_difference(own.loc[mode]) if mode in own.index else "" for mode in MODES]
+            lines.append(f"| minus base | {' | '.join(cells)} | |")
+    return "\n".join(lines)
+
+
+def _difference(row: Any) -> str:
+    """Return a difference with half the width of its interval, and a star if it is significant after correction."""
+    half = "" if row["low"] is None else f" ± {(row['high'] - row['low']) / 2:.2f}"
+    return f"{row['mean']:+.2f}{half}" + (" \\*" if row["holm"] < 0.05 else "")
+
+
+def primary_table(runs: pd.DataFrame, measure: str) -> str:
+    """Return the claims' comparisons, graded and random minus base, corrected over these rows alone."""
+    chosen = runs[runs["supervision"].isin(["base", "graded", "random"])]
+    table = differences(chosen, measure)
+    lines = [
+        "| | seeds | difference (points) | 95 % interval | p | p, Holm | Cohen's d |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for _, row in table.iterrows():
+        label = f"{row['supervision']} - base, {OPTIMIZERS[row['algorithm']]}, {LABELS[row['setting']]}"
+        numbers = f"{row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f} | {row['p']:.4f} | {row['holm']:.4f}"
+        lines.append(f"| {label} | {row['seeds']} | {numbers} | {row['d']:+.2f} |")
+    return "\n".join(lines)
+
+
+def rates_table(runs: pd.DataFrame) -> str:
+    """Return validation and test accuracy by rate, and each supervision at its own best rate minus base at its."""
+    rates = sorted(runs["lr"].unique())
+    lines = [
+        "| test (validation) | " + " | ".join(f"{rate:g}" for rate in rates) + " | best by validation | minus base |"
+    ]
+    lines.append("|---" * (len(rates) + 3) + "|")
+    best = {}
+    for mode in [mode for mode in MODES if mode in set(runs["supervision"])]:
+        own = runs[runs["supervision"] == mode]
+        mean = own.groupby("lr")[["test", "val"]].mean()
+        best[mode] = own[own["lr"] == mean["val"].idxmax()].set_index("seed")["test"]
+        cells = [
+            f"{mean.loc[rate, 'test']:.2f} ({mean.loc[rate, 'val']:.2f})" if rate in mean.index else ""
+            for rate in rates
+        ]
+        found = {} if mode == "base" else compare(best[mode], best["base"])
+        last = (
+            f"{found['mean']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]" if found.get("low") is not None else ""
+        )
+        lines.append(f"| {mode} | {' | '.join(cells)} | {mean['val'].idxmax():g} | {last} |")
+    return "\n".join(lines)
+
+
+def controls_table(runs: pd.DataFrame) -> str:
+    """Return the controls minus base, and random minus uniform, seed by seed."""
+    rows = []
+    for setting in [name for name in LABELS if name in set(runs[runs["part"] == "controls"]["setting"])]:
+        own = runs[(runs["setting"] == setting) & runs["part"].isin(["fedavg", "controls"])]
+        series = {}
+        for (change, mode), group in own[own["algorithm"] == "fedavg"].groupby(["change", "supervision"]):
+            series[f"{mode}{', ' + change if change else ''}"] = group.set_index("seed")["test"]
+        pairs = [(name, "base") for name in series if name != "base"] + [("random", "uniform")]
+        for first, second in pairs:
+            if first in series and second in series:
+                rows.append({"pair": f"{first} - {second}, {LABELS[setting]}"} | compare(series[first], series[second]))
+    rows = [row for row in rows if row.get("low") is not None]
+    lines = ["| | seeds | difference (points) | 95 % interval | p, Holm |", "|---|---|---|---|---|"]
+    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        numbers = f"{row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f} | {p:.4f}"
+        lines.append(f"| {row['pair']} | {row['seeds']} | {numbers} |")
+    return "\n".join(lines)
+
+
+def draw(runs: pd.DataFrame, file: Path) -> None:
+    """Draw all paired differences to base with their intervals."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    from jdfl_lightning.supervision import short_names
+
+    colours = {name: kind.colour for name, kind in short_names().items()}
+    groups = [("test", runs[runs["part"].isin(["fedavg", "others"])], "test accuracy, linear head")]
+    groups += [("test", runs[runs["part"] == "hidden"], "test accuracy, hidden layer")]
+    groups += [("unseen_acc", runs[runs["part"] == "unseen"], "accuracy on the unseen domain")]
+    groups = [(measure, own, title) for measure, own, title in groups if not own.empty]
+    heights = [own.groupby(KEYS).ngroups for _, own, _ in groups]
+    figure, axes = plt.subplots(
+        len(groups), 1, figsize=(8, 1.2 + 0.62 * sum(heights) + 0.6 * len(groups)), height_ratios=heights, squeeze=False
+    )
+    for axis, (measure, own, title) in zip(axes[:, 0], groups, strict=True):
+        table = differences(own, measure)
+        labels = list(dict.fromkeys(zip(table["algorithm"], table["setting"], strict=True)))
+        for _, row in table.iterrows():
+            place = labels.index((row["algorithm"], row["setting"]))
+            at = place + 0.12 * (MODES[1:].index(row["supervision"]) - 2.5)
+            if row["low"] is not None:
+                axis.plot([row["low"], row["high"]], [at, at], color=colours[row["supervision"]], linewidth=1.5)
+            axis.plot(row["mean"], at, "o", color=colours[row["supervision"]], markersize=4)
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_yticks(range(len(labels)), [f"{OPTIMIZERS[a]}, {LABELS[s]}" for a, s in labels])
+        axis.invert_yaxis()
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_title(f"{title}: minus base (points), 95 % intervals", fontsize=10, loc="left")
+    handles = [plt.Line2D([], [], color=colours[mode], marker="o", label=mode) for mode in MODES[1:]]
+    figure.legend(handles=handles, loc="lower center", ncols=6, frameon=False)
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    figure.savefig(file, dpi=130)
+
+
+def write_page(folder: Path) -> None:
+    """Write runs.csv, the figure and the tables of docs/results/features.md."""
+    from timing import DOCS, write_section
+
+    runs = read_runs(folder)
+    page = "results/features.md"
+    runs.round(4).to_csv(DOCS / "results" / "features.csv", index=False)
+    draw(runs, DOCS / "results" / "features.png")
+    fedavg, unseen = runs[runs["part"] == "fedavg"], runs[runs["part"] == "unseen"]
+    write_section("primary", primary_table(fedavg, "test"), page)
+    write_section("accuracies", accuracy_table(fedavg), page)
+    write_section("worst domain", accuracy_table(fedavg, "worst"), page)
+    write_section("last round", accuracy_table(fedavg, "last"), page)
+    write_section("rates", rates_table(runs[runs["part"] == "rates"]), page)
+    write_section("controls", controls_table(runs), page)
+    if not unseen.empty:
+        write_section("unseen claims", primary_table(unseen, "unseen_acc"), page)
+        write_section("unseen", accuracy_table(unseen, "unseen_acc"), page)
+    for part in ("others", "hidden"):
+        if part in set(runs["part"]):
+            write_section(part, accuracy_table(runs[runs["part"] == part]), page)

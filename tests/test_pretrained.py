@@ -226,7 +226,6 @@ def norm_net(size: int) -> nn.Module:
         (["0.1.*"], 2, {"0.1"}),
         (False, 0, set()),
     ],
-    ids=str,
 )
 def test_what_is_frozen(freeze: Any, frozen: int, still: set[str]) -> None:
     """BatchNorm keeps its statistics and dropout is off exactly where all parameters are frozen."""
