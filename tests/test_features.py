@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from flower_grid import run_on_grid, write_config
 from helpers import contents, digits, experiment, same
 from jdfl_lightning import (
+    Clustering,
     Experiment,
     JointModule,
     PaperCNN,
@@ -175,6 +176,7 @@ class Counting(JointModule):
         ({}, None),
         ({"model": Part(Counting)}, None),
         ({"model": Part(Doubled)}, "Doubled has its own augment"),
+        ({"clustering": Clustering(labels="rotations")}, "Phase 1 turns images (--clustering.labels)"),
         ({"backbone_args": {"freeze": True, "cache": False}}, ""),
         ({"backbone_args": {"freeze": ["block*"]}}, ""),
         ({"backbone_args": {"hidden": 3}}, ""),
@@ -193,6 +195,14 @@ def test_augmented_images_are_not_cached() -> None:
     with pytest.warns(Note, match=r"runs for every batch, as images are augmented \(--data\.augment\)"):
         fit(setting(data=data, rounds=1, run_dir="run", supervision="base"))
     assert not Path("run/network.safetensors").exists()
+
+
+def test_images_are_turned_below_a_frozen_network() -> None:
+    """Features cannot be turned, so that Phase 1 on rotations has the images, and a run ends."""
+    with pytest.warns(Note, match=r"as Phase 1 turns images \(--clustering\.labels\)"):
+        run = fit(setting(rounds=1, run_dir="run", clustering=Clustering(epochs=1, layers="A", labels="rotations")))
+    assert run.discovery is not None
+    assert len(run.discovery["assignments"]) == 4
 
 
 def test_the_data_of_the_user_has_images_afterwards() -> None:
