@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from flower_grid import run_on_grid, write_config
 from helpers import contents, digits, experiment, same
 from jdfl_lightning import (
+    Clustering,
     Experiment,
     JointModule,
     PaperCNN,
@@ -178,6 +179,7 @@ class Counting(JointModule):
         ({"backbone_args": {"freeze": True, "cache": False}}, ""),
         ({"backbone_args": {"freeze": ["block*"]}}, ""),
         ({"backbone_args": {"hidden": 3}}, ""),
+        ({"clustering": Clustering(labels="rotations")}, "Phase 1 turns images (--clustering.labels)"),
         ({"backbone": "own_parts.HiddenNet", "backbone_args": {"freeze": True, "hidden": 3}}, None),
     ],
     ids=str,

@@ -30,6 +30,8 @@ def why_no_features(experiment: Experiment) -> str | None:
         return ""
     if experiment.data.augment:
         return "images are augmented (--data.augment)"
+    if experiment.clustering.labels == "rotations":
+        return "Phase 1 turns images (--clustering.labels)"
     kind: Any = JointModule if experiment.model is None else experiment.model.load()
     changed = [
         name for name in ("augment", "training_step", "forward") if getattr(kind, name) != getattr(JointModule, name)
