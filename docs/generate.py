@@ -36,6 +36,8 @@ from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.config.arguments import argument_names
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.federation.server import SitesBackend
+from jdfl_lightning.regularizers import Regularizer
+from jdfl_lightning.supervision import Supervision
 from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +79,8 @@ def choices() -> dict[str, list[type]]:
     return {
         "data": [item for item in classes if issubclass(item, DomainDataModule)],
         "algorithm": [item for item in classes if issubclass(item, Algorithm)],
+        "supervision": [item for item in classes if issubclass(item, Supervision)],
+        "regularizers": [item for item in classes if issubclass(item, Regularizer)],
         "backend": [*(item for item in classes if issubclass(item, Backend)), SitesBackend],
         "callbacks": [item for item in classes if issubclass(item, RunCallback) and item is not RunCallback],
         "logger": [WandbRounds, CSVLogger, TensorBoardLogger],
@@ -96,9 +100,9 @@ def settings() -> str:
         if name in nested:
             kind, value, text = "settings", f"[below](#{name})", text
         elif name in choices():
-            form = {"logger": "{}, true or false", "callbacks": "list of {}"}.get(name, "{}")
-            kind = form.format(f"[class](#{name})")
-            value = f"`{_plain(value) if name in ('logger', 'callbacks') else _named(value)}`"
+            lists = {"callbacks": "list of {}", "regularizers": "list of {}"}
+            kind = ({"logger": "{}, true or false"} | lists).get(name, "{}").format(f"[class](#{name})")
+            value = f"`{_plain(value) if name == 'logger' or name in lists else _named(value)}`"
         else:
             value = f"`{_plain(value)}`"
         rows.append((f"`{name}`", kind, value, text))

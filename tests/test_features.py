@@ -180,7 +180,6 @@ class Counting(JointModule):
         ({"backbone_args": {"freeze": True, "cache": False}}, ""),
         ({"backbone_args": {"freeze": ["block*"]}}, ""),
         ({"backbone_args": {"hidden": 3}}, ""),
-        ({"clustering": Clustering(labels="rotations")}, "Phase 1 turns images (--clustering.labels)"),
         ({"backbone": "own_parts.HiddenNet", "backbone_args": {"freeze": True, "hidden": 3}}, None),
     ],
     ids=str,

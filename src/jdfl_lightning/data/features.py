@@ -17,7 +17,7 @@ from jdfl_lightning.data.base import Progress
 from jdfl_lightning.data.cache import cache_folder, keep, map_file
 from jdfl_lightning.data.transforms import Normalize, to_input
 
-_CHUNK = 32
+_PASS = 32
 """Images in a forward pass. It is fixed, and a pass has one thread, so that the bits do not depend on the machine's
 number of cores."""
 _WHAT = "computing features"
@@ -55,7 +55,7 @@ def features_of(
         return compute_features(network, images, normalize, progress)
     versions = {name: _version(name) for name in ("torch", "torchvision", "timm")}
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps([dict(about), versions, normalize, _CHUNK], sort_keys=True, default=str).encode())
+    digest.update(json.dumps([dict(about), versions, normalize, _PASS], sort_keys=True, default=str).encode())
     digest.update(digest_tensors(network.state_dict()).encode())
     digest.update(pixels.encode())
     file = cache_folder() / f"{digest.hexdigest()}.features.npy"
@@ -78,10 +78,10 @@ def compute_features(network: nn.Module, images: Tensor, normalize: Normalize, p
 
     def work(start: int) -> Tensor:
         with torch.inference_mode():
-            features: Tensor = network(to_input(images[start : start + _CHUNK], normalize))
+            features: Tensor = network(to_input(images[start : start + _PASS], normalize))
         return features.to(torch.float32)
 
-    starts = range(0, len(images), _CHUNK)
+    starts = range(0, len(images), _PASS)
     parts: list[Tensor] = []
     network.to(memory_format=torch.channels_last)
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -89,7 +89,7 @@ def compute_features(network: nn.Module, images: Tensor, normalize: Normalize, p
         try:
             for start, future in zip(starts, futures, strict=True):
                 parts.append(future.result())
-                progress(_WHAT, min(start + _CHUNK, len(images)), len(images))
+                progress(_WHAT, min(start + _PASS, len(images)), len(images))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
