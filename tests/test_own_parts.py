@@ -343,7 +343,10 @@ def test_a_wrong_key_is_found(text: str, message: str) -> None:
         (["--confg", "digits"], r"There is no option --confg\. Did you mean --config\?"),
         (["rounds", "3"], r"Expected an option, as in --rounds, but got 'rounds'"),
         (["--lr_scheduler", "CosineAnnealingLR"], r"^Expected --lr_scheduler\.T_max: CosineAnnealingLR needs it\.$"),
-        (["--lr_scheduler", "ReduceLROnPlateau"], r"--lr_scheduler to be a schedule without a metric"),
+        (
+            ["--lr_scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau"],
+            r"--lr_scheduler to be a schedule without a metric",
+        ),
         (["--lr_scheduler", "Stepp"], r"Known names: LambdaLR"),
         (["--lr_scheduler.step_size", "1", "--lr_scheduler", "StepLR"], r"--lr_scheduler is given after its option"),
         (["--supervision", "own_parts.Halvs"], r"^--supervision: .*own_parts has no Halvs\. Did you mean 'Halves'\?$"),

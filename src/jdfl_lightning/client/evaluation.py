@@ -41,7 +41,7 @@ class Scores:
         """Return the accuracies of counts, in single precision like torchmetrics.
 
         >>> Scores.of({"photo": (3, 4), "sketch": (1, 4)})
-        Scores(overall=0.5, domains={'photo': 0.75, 'sketch': 0.25})
+        Scores(overall=0.5, domains={'photo': 0.75, 'sketch': 0.25}, further={})
         """
         correct, seen = torch.tensor(list(counts.values())).float().unbind(dim=1)
         each = (correct / seen).tolist()
