@@ -129,6 +129,7 @@ def test_own_parts_in_a_pool() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_run")
+@pytest.mark.filterwarnings("ignore:Waiting for room on the Ray cluster")  # a busy machine starts actors slowly
 def test_own_parts_on_ray() -> None:
     import ray
 
