@@ -158,6 +158,7 @@ def test_no_process_and_no_file_is_left(ending: signal.Signals, tmp_path_factory
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup has the tests ignore it
     )
     workers: list[int] = []
 
