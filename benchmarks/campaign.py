@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from jdfl_lightning import PACS, Experiment, FedAvg, Graded, OfficeCaltech, VectorBackend, suite
 from jdfl_lightning.config.experiment import Checkpointing
 from jdfl_lightning.data import DomainDataModule
@@ -48,6 +50,17 @@ class Study:
     """Other settings of the experiment."""
     unseen: str | None = None
     """A domain that is left out."""
+
+    def is_in(self, known: pd.DataFrame, seed: int) -> bool:
+        """Return whether a table of runs has all runs of a seed."""
+        _, _, *changes = self.folder.split("-", 2)
+        own = known[(known["part"] == self.part) & (known["setting"] == self.setting) & (known["seed"] == seed)]
+        own = own[own["unseen"] == (self.unseen or "")]
+        if self.rate is not None:
+            own = own[own["lr"] == self.rate]
+        elif self.unseen is None:
+            own = own[own["change"] == "".join(changes)]
+        return len(own) == len(self.supervisions) * len(self.algorithms)
 
     @property
     def folder(self) -> str:
@@ -106,9 +119,9 @@ def experiment_of(study: Study, data: DomainDataModule, weights: Path, rate: flo
 
 def best_rate(folder: Path) -> float:
     """Return the rate at which base has the highest mean validation accuracy in part D."""
-    from campaign_tables import read_runs
+    from campaign_tables import all_runs
 
-    runs = read_runs(folder)
+    runs = all_runs(folder)
     base = runs[(runs["part"] == "rates") & (runs["supervision"] == "base")]
     if base.empty:
         raise SystemExit("Expected the runs of part D's rates first: --parts rates.")
@@ -117,6 +130,9 @@ def best_rate(folder: Path) -> float:
 
 def run(folder: Path, root: Path, weights: Path, parts: list[str], seeds: int) -> None:
     """Run, or resume, the studies of some parts, a seed of all settings of a part after the other."""
+    from campaign_tables import published
+
+    known = published()
     wanted = [study for study in studies() if study.part in parts]
     for part in parts:
         rate = 0.0 if part == "rates" else best_rate(folder)
@@ -124,7 +140,7 @@ def run(folder: Path, root: Path, weights: Path, parts: list[str], seeds: int) -
         shared = {study.folder: data_of(study, root) for study in mine}
         for seed in range(seeds):
             for study in mine:
-                if seed < study.seeds:
+                if seed < study.seeds and not study.is_in(known, seed):
                     made = experiment_of(study, shared[study.folder], weights, rate, folder)
                     done = suite(made, study.algorithms, study.supervisions, [seed], progress=False)
                     for name, failure in done.failures.items():

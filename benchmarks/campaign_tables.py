@@ -13,6 +13,7 @@ from scipy import stats
 
 from jdfl_lightning import paired_difference, spread
 
+RUNS = Path(__file__).parents[1] / "docs" / "results" / "features.csv"
 SHORT = re.compile(r"(?P<algorithm>[a-z]+)-(?P<supervision>[a-z]+)-seed(?P<seed>\d+)")
 
 
@@ -52,6 +53,18 @@ def read_runs(folder: Path) -> pd.DataFrame:
     if not found.empty:
         found["seed"] = found["seed"].astype(int)
     return found
+
+
+def published() -> pd.DataFrame:
+    """Return the runs that the documentation has already."""
+    return pd.read_csv(RUNS, keep_default_na=False, na_values={"unseen_acc": ""})
+
+
+def all_runs(folder: Path) -> pd.DataFrame:
+    """Return the runs of the documentation and those of a folder; where both have a run, that of the folder."""
+    what = ["part", "setting", "change", "unseen", "algorithm", "supervision", "seed", "lr"]
+    runs = pd.concat([published(), read_runs(folder)], ignore_index=True)
+    return runs.drop_duplicates(what, keep="last").sort_values(what, ignore_index=True)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -236,9 +249,9 @@ def write_page(folder: Path) -> None:
     """Write runs.csv, the figure and the tables of docs/results/features.md."""
     from timing import DOCS, write_section
 
-    runs = read_runs(folder)
+    runs = all_runs(folder)
     page = "results/features.md"
-    runs.round(4).to_csv(DOCS / "results" / "features.csv", index=False)
+    runs.round(4).to_csv(RUNS, index=False)
     draw(runs, DOCS / "results" / "features.png")
     fedavg, unseen = runs[runs["part"] == "fedavg"], runs[runs["part"] == "unseen"]
     write_section("primary", primary_table(fedavg, "test"), page)
