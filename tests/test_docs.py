@@ -130,6 +130,13 @@ class Page:
         Path("block.json").write_text(text)
         assert read_roster("block.json")
 
+    def _bibtex(self, text: str) -> None:
+        """The paper, as CITATION.cff has it."""
+        paper = yaml.safe_load((ROOT / "CITATION.cff").read_text())["preferred-citation"]
+        fields = dict(re.findall(r"(\w+)\s*= \{(.*)\}", text))
+        authors = " and ".join(f"{one['family-names']}, {one['given-names']}" for one in paper["authors"])
+        assert fields == {"title": paper["title"], "author": authors}
+
     def _toml(self, text: str) -> None:
         assert tomllib.loads(text)
 
