@@ -323,6 +323,10 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         """Return the test images of all domains, with their true domains."""
         return self._loader(torch.cat(self.partition.test), self.domains, 256)
 
+    def own_test_loader(self, client: int) -> BatchLoader:
+        """Return the test images of a client's own domain: at a site, those that the site holds out."""
+        return self._loader(self.partition.own_test(client), self.domains, 256)
+
     def val_dataloader(self) -> BatchLoader:
         """Return the validation images of all domains; the test images again if `val_fraction` is 0."""
         return self._loader(torch.cat(self.partition.val or self.partition.test), self.domains, 256)

@@ -33,11 +33,17 @@ class Partition:
     """For each domain that no client has, the indices of its images."""
     dropped: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """Indices of the images that nobody has, as they are copies of held-out ones."""
+    whole_test: list[Tensor] | None = None
+    """For each domain, the indices of all its test images, if `test` is one site's share of them."""
 
     @cached_property
     def sizes(self) -> list[int]:
         """For each client, the number of its training images."""
         return [len(indices) for indices in self.clients]
+
+    def own_test(self, client: int) -> Tensor:
+        """Return the indices of the test images of a client's own domain."""
+        return (self.whole_test or self.test)[self.client_domains[client]]
 
     @cached_property
     def held_out(self) -> Tensor:
