@@ -10,15 +10,19 @@ from jdfl_lightning.client.fit import Workspace, prepare_fit, run_fit
 from jdfl_lightning.core.messages import PRIVATE, UNKNOWN, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
 
-SEEN = "images"
-"""Metric of an answer with the number of images that models were evaluated on; the others count correct ones."""
 GLOBAL, PERSONAL, FINETUNED = "global", "personal", "finetuned"
 MODELS = (GLOBAL, PERSONAL, FINETUNED)
 """The models that a client evaluates: as the server sent it, its own, and its own after ``--finetune_epochs``."""
+SEEN = "images"
+"""Name of the number of images in an answer; under the models' names are the numbers of correctly classified ones."""
+IMAGES = {"domain": "", "own": "_on_own_images"}
+"""The images that a client evaluates on, with the suffix of the names in an answer: its domain's, and its own."""
+COUNTS = tuple(f"{name}{suffix}" for suffix in IMAGES.values() for name in (SEEN, *MODELS))
+"""All names in an answer."""
 
 
 def evaluate_personal(workspace: Workspace, task: FitTask, state: Record) -> FitResult:
-    """Count the test images of a client's own domain that its models classify correctly.
+    """Count the test images of a client's domain, and its own if it has any, that its models classify correctly.
 
     Args:
         workspace: this process's data and module.
@@ -37,15 +41,16 @@ def evaluate_personal(workspace: Workspace, task: FitTask, state: Record) -> Fit
         weights, buffers, _ = run_fit(workspace, fit)
         models[FINETUNED] = weights, buffers
     found: dict[str, float] = {}
-    loader = workspace.data.own_test_loader(client)
+    loaders = workspace.data.client_test_loaders(client)
     for name, (weights, buffers) in models.items():
         if experiment.score == "own" and name != GLOBAL:
             weights = own_scorer(weights, task.domain, len(workspace.data.class_names))
         module = workspace.module(weights, buffers)
         if experiment.statistics == "estimated" and name == GLOBAL:
-            estimate_statistics(module, loader)
-        counts = count_batches(workspace, module, loader)
-        found[name], found[SEEN] = (float(sum(column)) for column in zip(*counts, strict=True))
+            estimate_statistics(module, loaders["domain"])
+        for images, loader in loaders.items():
+            counts, suffix = count_batches(workspace, module, loader), IMAGES[images]
+            found[name + suffix], found[SEEN + suffix] = (float(sum(column)) for column in zip(*counts, strict=True))
     return FitResult(client=task.client, num_examples=len(fit.loader.indices), num_steps=0, metrics=found)
 
 

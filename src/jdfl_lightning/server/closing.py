@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.client.details import examine
 from jdfl_lightning.client.fit import Workspace
-from jdfl_lightning.client.personal import MODELS
+from jdfl_lightning.client.personal import COUNTS
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.report.details import draw_confusion
@@ -128,6 +128,7 @@ def client_rows(
         personal: the accuracies of clients' own models after the last round; None if they have none.
     """
     data, rows = experiment.data, []
+    evaluated = [name for name in COUNTS if any(name in accuracies for accuracies in (personal or {}).values())]
     own = data.true_domains or [""] * len(data.client_sizes)
     accuracies = {} if details is None else {n: d["accuracy"] for n, d in details["test"]["domains"].items()}
     for client, (size, domain) in enumerate(zip(data.client_sizes, own, strict=True)):
@@ -145,5 +146,5 @@ def client_rows(
             }
         )
         if personal is not None:
-            rows[-1] |= {f"{name}_accuracy": personal.get(client, {}).get(name) for name in MODELS}
+            rows[-1] |= {f"{name}_accuracy": personal.get(client, {}).get(name) for name in evaluated}
     return rows

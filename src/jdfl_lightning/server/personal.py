@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.personal import GLOBAL, MODELS, SEEN
+from jdfl_lightning.client.personal import COUNTS, GLOBAL, IMAGES, MODELS, SEEN
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.rounds import ServerState, make_tasks, sharing
 
 Accuracies = dict[str, float]
-"""Model -> its accuracy at a client; ``images`` is their number."""
+"""Model, with a suffix for the images -> its accuracy at a client."""
 
 
 def evaluate_clients(
@@ -61,9 +61,12 @@ def _answers(runner: Runner, tasks: Sequence[FitTask], total: int, events: Event
 
 def _accuracies(counts: Mapping[str, float]) -> Accuracies:
     """Return the accuracies of counts; those that no evaluation can give are left out."""
-    seen = counts.get(SEEN, 0.0)
-    found = {name: counts[name] / seen for name in MODELS if seen > 0 and 0 <= counts.get(name, -1) <= seen}
-    return {SEEN: seen} | found
+    found = {}
+    for suffix in IMAGES.values():
+        seen = counts.get(SEEN + suffix, 0.0)
+        right = {name + suffix: counts.get(name + suffix, -1.0) for name in MODELS}
+        found |= {name: number / seen for name, number in right.items() if 0 <= number <= seen > 0}
+    return found
 
 
 def summarise(experiment: Experiment, round: int, found: Mapping[int, Accuracies]) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def summarise(experiment: Experiment, round: int, found: Mapping[int, Accuracies
         found: accuracies by client.
     """
     models: dict[str, Any] = {}
-    for name in MODELS:
+    for name in COUNTS:
         each = [accuracies[name] for accuracies in found.values() if not math.isnan(accuracies.get(name, math.nan))]
         if each:
             models[name] = {
