@@ -321,6 +321,9 @@ def clients_of(folder: str) -> list[dict[str, str]]:
 
 # --- personal evaluation --------------------------------------------------------------------------------------------
 
+LEARNS: dict[str, Any] = {"backbone": "test_vector.small_net", "lr": 0.3, "batch_size": 32, "epochs": 3}
+"""Settings under which two rounds are enough to know some digits."""
+
 
 def accuracy(run: Experiment, client: int, weights: Tensors, buffers: Tensors, domain: int | None = None) -> float:
     """The share of right answers on the test images of a client's domain, by the plainest means."""
@@ -337,7 +340,7 @@ def accuracy(run: Experiment, client: int, weights: Tensors, buffers: Tensors, d
 @pytest.mark.parametrize("score", ["max", "own"])
 def test_personal_accuracies_are_those_of_the_clients_models(score: Any) -> None:
     """Private heads of M x C outputs: each with the last round's backbone, on the images of its client's domain."""
-    run = setting("FedAvg", client_fraction=0.5, score=score, run_dir="run", supervision="graded", epochs=4)
+    run = setting("FedAvg", client_fraction=0.5, score=score, run_dir="run", supervision="graded", **LEARNS)
     fit(run)
     round, weights, _ = last_state("run")
     found, missing = {}, 0
@@ -383,14 +386,14 @@ def test_own_scorer() -> None:
 
 
 def test_ditto_and_clusters_evaluate_their_models() -> None:
-    run = experiment(algorithm=Ditto(mu=0.5), supervision="base", run_dir="ditto", lr=0.2)
+    run = experiment(algorithm=Ditto(mu=0.5), supervision="base", run_dir="ditto", **LEARNS)
     fit(run)
     clients, weights, _ = last_state("ditto")
     for client, row in enumerate(clients_of("ditto")):
         state = ClientStates(Path("ditto/clients")).load(client, clients[client])
         assert float(row["personal_accuracy"]) == pytest.approx(accuracy(run, client, state["personal"], {}))
         assert float(row["global_accuracy"]) == pytest.approx(accuracy(run, client, weights, {}))
-    run = experiment(algorithm=ClusterAvg(), supervision="base", run_dir="clusters", lr=0.2)
+    run = experiment(algorithm=ClusterAvg(), supervision="base", run_dir="clusters", **LEARNS)
     fit(run)
     record, _ = load_record(Path("clusters/checkpoints/2.safetensors"))
     known = json.loads(Path("clusters/discovery.json").read_text())["assignments"]
@@ -402,7 +405,7 @@ def test_ditto_and_clusters_evaluate_their_models() -> None:
 
 def test_fine_tuning_is_a_baseline_that_changes_nothing_else() -> None:
     """With a rate of almost 0 it is the global model; with a real one another; the run's weights are the same."""
-    settings: dict[str, Any] = {"supervision": "base", "lr": 0.2}
+    settings: dict[str, Any] = {"supervision": "base", **LEARNS}
     fit(experiment(run_dir="plain", **settings))
     assert "personal_accuracy" not in clients_of("plain")[0]
     fit(experiment(run_dir="tuned", finetune_epochs=4, **settings))
@@ -410,7 +413,7 @@ def test_fine_tuning_is_a_baseline_that_changes_nothing_else() -> None:
     models = personal_of("tuned")[0]["models"]
     assert models["global"] == models["personal"]
     assert models["finetuned"]["mean"] > models["global"]["mean"] + 0.02  # more epochs help after 2 rounds
-    fit(experiment(supervision="base", run_dir="still", finetune_epochs=1, lr=1e-12))
+    fit(experiment(run_dir="still", finetune_epochs=1, **(settings | {"lr": 1e-12})))
     models = personal_of("still")[0]["models"]
     assert models["finetuned"] == models["global"]
 
