@@ -88,7 +88,7 @@ def test_a_shared_and_a_private_parameter(tmp_path: Path) -> None:
     close([play.theta(1), *kept(play, "private", Y, 1)], [0.45, 0.1, 0.8])
     close(play.locals(2), [0.495, 1.0])
     close([play.theta(2), *kept(play, "private", Y, 2)], [0.7475, 0.145, 1.35])
-    messages = [message.weights for message in (*play.tasks[1], *play.results[1])]
+    messages = [*(task.weights for task in play.tasks[1]), *(result.weights for result in play.results[1])]
     assert all(set(weights) == {X, "head.weight", "head.bias"} for weights in messages)
 
 
@@ -476,7 +476,7 @@ def test_estimated_statistics_are_those_of_the_images() -> None:
     maps = module.backbone.get_submodule("0")(images).detach().transpose(0, 1).flatten(1)
     torch.testing.assert_close(layer.running_mean, maps.mean(dim=1))
     torch.testing.assert_close(layer.running_var, maps.var(dim=1))
-    assert layer.momentum == 0.1  # type: ignore[comparison-overlap]
+    assert layer.momentum == 0.1
     with pytest.raises(InputError, match="--statistics to be saved without BatchNorm"):
         fit(experiment(supervision="base", statistics="estimated"))
 

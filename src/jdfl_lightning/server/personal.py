@@ -13,7 +13,8 @@ from jdfl_lightning.client.personal import COUNTS, GLOBAL, IMAGES, MODELS, SEEN
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.rounds import ServerState, make_tasks, sharing
+from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.server.tasks import make_tasks, sharing
 
 Accuracies = dict[str, float]
 """Model, with a suffix for the images -> its accuracy at a client."""
@@ -61,7 +62,7 @@ def _answers(runner: Runner, tasks: Sequence[FitTask], total: int, events: Event
 
 def _accuracies(counts: Mapping[str, float]) -> Accuracies:
     """Return the accuracies of counts; those that no evaluation can give are left out."""
-    found = {}
+    found: Accuracies = {}
     for suffix in IMAGES.values():
         seen = counts.get(SEEN + suffix, 0.0)
         right = {name + suffix: counts.get(name + suffix, -1.0) for name in MODELS}

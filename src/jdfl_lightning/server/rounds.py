@@ -16,9 +16,10 @@ from jdfl_lightning.core.errors import InputError, last_line
 from jdfl_lightning.core.messages import UNKNOWN, FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.learning import broadcast_learned, learned_form, learned_metrics, update_learned
+from jdfl_lightning.server.learning import learned_form, learned_metrics, update_learned
 from jdfl_lightning.server.phase1 import Theta, assign_newcomers
 from jdfl_lightning.server.screening import Form, Refuse, screened, without_outliers
+from jdfl_lightning.server.tasks import make_tasks, sharing
 
 _ATTEMPTS = 3
 """Number of attempts at a round before the run ends."""
@@ -155,7 +156,8 @@ def _run_round(
         if domains is not None:
             context = replace(context, domains={client: domains.of(client) for client in clients})
         tasks = make_tasks(experiment, state, domains, clients, context)
-        results = tally.watch(_answers(experiment, runner, tasks, frozen, private, tally), domains)
+        in_head = domains if experiment.supervision.needs_discovery else None
+        results = tally.watch(_answers(experiment, runner, tasks, frozen, private, tally), in_head)
         aggregated = _aggregate(algorithm, state, results, context, tally)
         if aggregated is not None and (algorithm.may_be_empty or tally.clients >= experiment.min_clients):
             break
@@ -186,50 +188,6 @@ def _run_round(
     losses = tally.losses if algorithm.keeps_best else {}  # in a private run nobody may know who took part
     taken = state.taken | {client: (state.taken.get(client, (0,))[0] + 1, loss) for client, loss in losses.items()}
     return ServerState(number, weights, buffers, record, learned, kept, domains, taken), metrics
-
-
-def make_tasks(
-    experiment: Experiment,
-    state: ServerState,
-    domains: PseudoDomains | None,
-    clients: Sequence[int],
-    context: RoundContext,
-) -> list[FitTask]:
-    """Return the tasks to send to a round's clients."""
-    algorithm, sizes = experiment.algorithm, experiment.data.client_sizes
-    by_size = algorithm.weighting == "samples" and algorithm.tells_weights
-    broadcast = algorithm.broadcast(state.record)
-    in_head = domains if experiment.supervision.needs_discovery else None
-    learned = broadcast_learned(experiment, state.learned, in_head, context.number)
-    own = {client: UNKNOWN if domains is None else domains.of(client) for client in clients}
-    models = {
-        domain: algorithm.model_of(state.weights, state.buffers, state.record, domain) for domain in {*own.values()}
-    }
-    return [
-        FitTask(
-            client=client,
-            round=context.number,
-            seed=context.seed,
-            weights=models[own[client]][0],
-            buffers=models[own[client]][1],
-            server=broadcast,
-            rounds=experiment.rounds,
-            weight=len(sizes) * sizes[client] / sum(sizes) if by_size else 1.0,
-            domain=0 if in_head is None else own[client],
-            since=state.clients.get(client, 0),
-            attempt=context.attempt,
-            learned=learned,
-        )
-        for client in clients
-    ]
-
-
-def sharing(tasks: Sequence[FitTask]) -> list[list[FitTask]]:
-    """Group tasks that share their model, in the order of their first clients; a runner fits one group at a time."""
-    groups: dict[int, list[FitTask]] = {}
-    for task in tasks:
-        groups.setdefault(id(task.weights), []).append(task)
-    return list(groups.values())
 
 
 def _answers(
