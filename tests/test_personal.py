@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.models import resnet18
 
 from flower_grid import FakeGrid, on_grid, over_the_wire, serve, write_config
 from helpers import ScalarNet, contents, digits, experiment, same
@@ -31,6 +32,7 @@ from jdfl_lightning import (
     algorithms,
     fit,
 )
+from jdfl_lightning.backends.worker import receive, without_images
 from jdfl_lightning.cli import main
 from jdfl_lightning.client.evaluation import estimate_statistics
 from jdfl_lightning.client.fit import Workspace, fit_client
@@ -41,6 +43,7 @@ from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.storage.checkpoint import Checkpoints, ClientStates, load_record
 from test_algorithms import A, B, Played, close, quadratic, toy
+from test_loop import both_ways
 from test_vector import agree
 
 X, Y = "backbone.x", "backbone.y"
@@ -108,7 +111,7 @@ def test_a_variate_covers_what_travels_alone(tmp_path: Path) -> None:
     assert set(play.kept[1][0]["c"]) == {X, "head.weight", "head.bias"}  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedDyn", "FedProx", "RobustFedAvg", "MOON"])
+@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedDyn", "FedDC", "FedProx", "RobustFedAvg", "MOON"])
 def test_all_names_are_local_training(name: str, tmp_path: Path) -> None:
     """Whatever the algorithm, x_i - b_i shrinks by 1 - 0.1 a_i in each of 4 steps: x = (1 - 0.9^4, 4 (1 - 0.8^4))."""
     play = Played(toy(quadratic(name, A, B), rounds=2, private=["*"]), tmp_path)
@@ -517,7 +520,29 @@ def test_refused_runs() -> None:
         fit(experiment(algorithm=FedRep(), private=HEAD, backend=VectorBackend(), **settings))
 
 
-# --- messages -------------------------------------------------------------------------------------------------------
+# --- training and messages ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["FedRep", "Ditto"])
+def test_same_bits_with_a_trainer(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedRep asks how many epochs a fit has, and Ditto has a second fit; BatchNorm and dropout are in both."""
+    private = {"FedRep": "head.*", "Ditto": "backbone.net.1.*"}[algorithm]
+    settings: dict[str, Any] = {"backbone": "test_loop.Restless", "supervision": "base", "momentum": 0.9}
+    rule = getattr(algorithms, algorithm)()
+    assert both_ways(experiment(algorithm=rule, private=private, epochs=2, **settings), monkeypatch)
+
+
+def test_private_tensors_start_with_the_pretrained_weights(tmp_path: Path) -> None:
+    """In a worker too, which is sent all other weights and so builds its network without them."""
+    torch.manual_seed(1)
+    torch.save(resnet18().state_dict(), tmp_path / "weights.pt")
+    weights = {"weights": str(tmp_path / "weights.pt")}
+    run = experiment(backbone="resnet18", backbone_args=weights, private="backbone.conv1.*, head.*")
+    ours, _ = Workspace(run).initial(1)
+    theirs, _ = receive(without_images(run), run.data.images).initial(1)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ("backbone.conv1.weight", "head.weight"))
+    plain, _ = Workspace(replace(run, backbone_args={})).initial(1)
+    assert not torch.equal(ours["backbone.conv1.weight"], plain["backbone.conv1.weight"])
 
 
 def test_phase_1_sends_nothing_private() -> None:
