@@ -128,7 +128,7 @@ class Experiment:
     """Weights of the joint head at the start: fresh, newly drawn (the paper), or tile, M copies of a plain head."""
     head_lr: float = setting(1.0, in_paper=False)
     """Learning rate of the head, as a multiple of the other layers'."""
-    score: Score | Literal["own"] = setting("max", in_paper=False)
+    score: Literal["max", "sum", "own"] = setting("max", in_paper=False)
     """How a class is predicted in evaluations: max, by the largest of its M outputs (the paper), or sum, by its joint
     probabilities summed over the pseudo-domains. own: a client's own model predicts by the outputs of the client's
     pseudo-domain alone, and the global model by max. Training does not depend on it."""
