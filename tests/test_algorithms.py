@@ -54,11 +54,16 @@ def quadratic(name: str, a: tuple[float, ...], b: tuple[float, ...], **hyper: An
     @dataclasses.dataclass(frozen=True)
     class Quadratic(base):  # type: ignore[misc, valid-type]
         def local(self, task: FitTask, state: Record) -> LocalUpdate:
-            update: LocalUpdate = super().local(task, state)
+            return self._on_quadratic(super().local(task, state), task.client)
 
+        def second(self, task: FitTask, state: Record) -> LocalUpdate | None:
+            update = super().second(task, state)
+            return None if update is None else self._on_quadratic(update, task.client)
+
+        def _on_quadratic(self, update: LocalUpdate, client: int) -> LocalUpdate:
             def loss(task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
                 x = features.mean()
-                return a[task.client] / 2 * (x - b[task.client]) ** 2
+                return a[client] / 2 * (x - b[client]) ** 2
 
             update.loss = loss  # type: ignore[method-assign]
             return update
@@ -71,6 +76,7 @@ def toy(algorithm: Algorithm, sizes: tuple[int, ...] = (4, 4), steps: int = 2, *
     data = ToyData(sizes)
     data.deal(0)
     fixed: dict[str, Any] = {
+        "backbone": "helpers.scalar_net",
         "batch_size": max(sizes),
         "epochs": steps,
         "lr": 0.1,
@@ -78,24 +84,25 @@ def toy(algorithm: Algorithm, sizes: tuple[int, ...] = (4, 4), steps: int = 2, *
         "client_fraction": 1.0,
     }
     precise = TrainerOptions(precision="64-true", accelerator="cpu")
-    run = Experiment(data=data, backbone="helpers.scalar_net", algorithm=algorithm, trainer=precise)
-    return dataclasses.replace(run, **(fixed | changes))
+    return Experiment(data=data, algorithm=algorithm, trainer=precise, **(fixed | changes))
 
 
 class Played(Reports):
     """A run's rounds, with what every client sent and keeps."""
 
-    def __init__(self, run: Experiment, folder: Path) -> None:
+    def __init__(self, run: Experiment, folder: Path, domains: PseudoDomains | None = None) -> None:
         super().__init__()
         self.states = ClientStates(folder)
         self.kept: list[list[Record | None]] = []
         self.num_clients = run.data.num_clients
         workspace = Workspace(run)
-        weights, buffers = workspace.initial(1)
-        state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
+        weights, buffers = workspace.start(1)
+        record = run.algorithm.init_server(weights)
+        if domains is not None:
+            record |= run.algorithm.init_models(weights, buffers, domains.num_domains)
         runner = Watched(workspace, self.states)
-        run_rounds(run, runner, state, Events(self))
-        self.results, self.reports = runner.results, self.all
+        run_rounds(run, runner, ServerState(0, weights, buffers, record, domains=domains), Events(self))
+        self.tasks, self.results, self.reports = runner.tasks, runner.results, self.all
 
     def round_aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         known = state.clients

@@ -39,7 +39,7 @@ def test_what_may_change_on_resume() -> None:
 def test_what_decides_phase_1() -> None:
     """A discovery can be reused by a run with another algorithm, supervision or number of epochs."""
     assert {name for name, setting in DECLARED.items() if setting.phase_1} == {
-        *("seed_everything", "data", "model", "backbone", "backbone_args"),
+        *("seed_everything", "data", "model", "backbone", "backbone_args", "private"),
         *("lr", "momentum", "weight_decay", "optimizer", "lr_scheduler"),
         *("trainer.precision", "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm"),
         *("trainer.accumulate_grad_batches", "trainer.limit_train_batches"),

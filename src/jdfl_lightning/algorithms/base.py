@@ -7,7 +7,7 @@ file with both sides.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -23,6 +23,10 @@ from jdfl_lightning.core.tensors import Record, Tensors, norm
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
+
+
+SECOND = ("personal", "personal_buffers")
+"""Groups of a client's state with its second model: parameters, and running statistics."""
 
 
 class LocalUpdate(pl.Callback):
@@ -44,6 +48,8 @@ class LocalUpdate(pl.Callback):
         self.lr_sums: dict[str, float] = {}
         """For each parameter, the sum of its learning rates over these steps: K * lr, if the rate is constant."""
         self._params: Tensors = {}
+        self._private: Tensors = {}
+        """The trainable parameters that the client keeps; no algorithm corrects them."""
         self._names: dict[int, str] = {}
         self._loss_sum: Tensor | float = 0.0
         self._num_seen = 0
@@ -68,8 +74,11 @@ class LocalUpdate(pl.Callback):
         return float(self._loss_sum) / max(self._num_seen, 1)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Call `begin` with the trainable parameters."""
-        self._params = {name: param for name, param in pl_module.named_parameters() if param.requires_grad}
+        """Call `begin` with the trainable parameters that are sent."""
+        private: Collection[str] = getattr(pl_module, "private", ())
+        trained = {name: param for name, param in pl_module.named_parameters() if param.requires_grad}
+        self._params = {name: param for name, param in trained.items() if name not in private}
+        self._private = {name: param for name, param in trained.items() if name in private}
         self._names = {id(param): name for name, param in self._params.items()}
         self.lr_sums = dict.fromkeys(self._params, 0.0)
         for optimizer in trainer.optimizers:
@@ -96,8 +105,9 @@ class LocalUpdate(pl.Callback):
         for param in self._params.values():
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
-        with torch.no_grad():
-            self.correct(self._params)
+        if self._params:
+            with torch.no_grad():
+                self.correct(self._params)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -134,6 +144,12 @@ class Algorithm(ABC):
     """Whether a round without any answer is aggregated instead of repeated."""
     keeps_best: ClassVar[bool] = True
     """Whether a run keeps the weights of its best round besides those of its last."""
+    by_domain: ClassVar[bool] = False
+    """Whether the server has a model for each pseudo-domain (`model_of`), for which it needs Phase 1."""
+    has_second_model: ClassVar[bool] = False
+    """Whether a client trains a second model of its own (`second`)."""
+    allows_stack: ClassVar[bool] = True
+    """Whether `VectorBackend` can train its clients together."""
 
     def __post_init__(self) -> None:
         require_types(self, "--algorithm.")
@@ -148,7 +164,7 @@ class Algorithm(ABC):
         )
         sound = self.allows_momentum or momentum == 0
         require(sound, "--momentum", f"0 with {name}, whose correction it would amplify,", momentum)
-        sound = self.allows_discovery or not supervision.needs_discovery
+        sound = self.allows_discovery or not experiment.needs_discovery
         why = "as discovery looks at every client's update"
         require(sound, "--supervision", f"base with {name}, {why},", supervision.name)
 
@@ -164,6 +180,10 @@ class Algorithm(ABC):
 
     def init_server(self, weights: Tensors) -> Record:
         """Return the server's record before the first round."""
+        return {}
+
+    def init_models(self, weights: Tensors, buffers: Tensors, num_domains: int) -> Record:
+        """Return what the server's record has besides at the start if it has a model for each pseudo-domain."""
         return {}
 
     def init_client(self, weights: Tensors) -> Record:
@@ -185,6 +205,17 @@ class Algorithm(ABC):
     def local(self, task: FitTask, state: Record) -> LocalUpdate:
         """Return the client side for one fit."""
         return LocalUpdate(task, state)
+
+    def second(self, task: FitTask, state: Record) -> LocalUpdate | None:
+        """Return the client side of the fit of a client's second model, which follows the first fit; None if none.
+
+        The model is in the groups `SECOND` of the client's state; it begins as the model that was sent.
+        """
+        return None
+
+    def model_of(self, weights: Tensors, buffers: Tensors, server: Record, domain: int) -> tuple[Tensors, Tensors]:
+        """Return the weights and buffers that a client of a pseudo-domain is sent."""
+        return weights, buffers
 
     def sample(self, server: Record, context: RoundContext) -> list[int]:
         """Return the ids of the clients that take part in a round, sorted."""

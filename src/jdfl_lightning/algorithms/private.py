@@ -61,6 +61,8 @@ class PrivateFedAvg(FedAvg):
         why = "as a larger one allows to publish one client's data"
         require(self.delta < 1 / clients, "--algorithm.delta", f"below 1 / {clients} clients, {why},", self.delta)
         senders = [type(part).__name__ for part in experiment.regularizers if part.sends]
+        why = "as the files of its clients' states show who took part"
+        require(not experiment.private, "--private", f"left out with PrivateFedAvg, {why},", experiment.private)
         why = "as their sums would leave a client without noise"
         require(
             not senders,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from jdfl_lightning.client.evaluation import Evaluation
 from jdfl_lightning.client.fit import Workspace, fit_client
+from jdfl_lightning.client.personal import evaluate_personal
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
@@ -68,12 +69,22 @@ def describe(error: Exception) -> str:
 def fit_with_state(workspace: Workspace, states: ClientStates, task: FitTask) -> FitResult:
     """Fit a client from its saved state, and save its new state."""
     known = states.recall(task.client, task.since) if task.since else None
-    result, state = fit_client(workspace, task, init_state(workspace, task) if known is None else known)
+    result, state = do_task(workspace, task, state_of(workspace, task, known))
     if result.keeps_state:
         states.save(task.client, task.round, state)
     return replace(result, note=RESET) if task.since and known is None else result
 
 
-def init_state(workspace: Workspace, task: FitTask) -> Record:
-    """Return the initial state of a client; Phase 1 uses no states."""
-    return {} if task.round == DISCOVERY_ROUND else workspace.experiment.algorithm.init_client(task.weights)
+def do_task(workspace: Workspace, task: FitTask, state: Record) -> tuple[FitResult, Record]:
+    """Fit a client, or evaluate its own model; return its answer and its new state."""
+    return (evaluate_personal(workspace, task, state), {}) if task.personal else fit_client(workspace, task, state)
+
+
+def state_of(workspace: Workspace, task: FitTask, known: Record | None) -> Record:
+    """Return a client's state: the saved one, or the initial one if there is none; Phase 1 uses no states."""
+    if task.round == DISCOVERY_ROUND:
+        return {}
+    if known is not None and not workspace.private:
+        return known
+    initial = workspace.experiment.algorithm.init_client(task.weights)
+    return initial | (known or {})  # a file has no groups without tensors, as an algorithm's are if all are private

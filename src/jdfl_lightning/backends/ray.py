@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from jdfl_lightning.backends.base import RESET, Backend, Runner, describe, fit_with_state, init_state
+from jdfl_lightning.backends.base import RESET, Backend, Runner, describe, do_task, fit_with_state, state_of
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, receive, without_images
 from jdfl_lightning.client.evaluation import evaluate
-from jdfl_lightning.client.fit import fit_client
 from jdfl_lightning.core.errors import InputError, Note, require, require_types, without_stop
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
@@ -185,8 +184,8 @@ class Clients:
         task: FitTask = replace(content, **self._common[1])
         if self._states is not None:
             return "done", fit_with_state(self._workspace, self._states, task), None
-        known = init_state(self._workspace, task) if state is None else pickle.loads(state)
-        result, after = fit_client(self._workspace, task, known)
+        known = state_of(self._workspace, task, None if state is None else pickle.loads(state))
+        result, after = do_task(self._workspace, task, known)
         return "done", result, after if result.keeps_state else None
 
 

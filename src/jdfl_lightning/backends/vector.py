@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jdfl_lightning.backends.base import RESET, Backend, Runner, init_state
+from jdfl_lightning.backends.base import RESET, Backend, Runner, state_of
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.client.fit import LocalFit, Workspace, begin_fit, end_fit
+from jdfl_lightning.client.fit import LocalFit, Workspace, begin_fit, begin_second, end_fit, second_state
 from jdfl_lightning.client.stack import can_be_stacked, check_stackable, fit_stack
 from jdfl_lightning.core.errors import StorageError, require, require_types
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
@@ -64,20 +64,29 @@ class VectorRunner(LocalRunner):
     def _fit_group(self, tasks: Sequence[FitTask]) -> list[FitResult | FitFailure]:
         """Return the results of a group trained together; none if that fails, as one by one the error is found."""
         workspace, states = self._workspace, self._states
+        if tasks[0].personal:
+            return []
         try:
             fits: list[LocalFit] = []
+            seconds: list[LocalFit] = []
             resets: set[int] = set()
             for task in tasks:
                 known = states.recall(task.client, task.since) if task.since else None
                 if task.since and known is None:
                     resets.add(task.client)
-                fits.append(begin_fit(workspace, task, init_state(workspace, task) if known is None else known))
+                state = state_of(workspace, task, known)
+                fits.append(begin_fit(workspace, task, state))
+                if (second := begin_second(workspace, task, state)) is not None:
+                    seconds.append(second)
             if not all(can_be_stacked(fit) for fit in fits):
                 return []
             results: list[FitResult | FitFailure] = []
-            for fit, weights in zip(fits, fit_stack(workspace, fits), strict=True):
+            own = fit_stack(workspace, seconds) if seconds else [{}] * len(fits)
+            for fit, weights, personal in zip(fits, fit_stack(workspace, fits), own, strict=True):
                 task = fit.task
-                result, state = end_fit(workspace, fit, weights, task.buffers, {})
+                result, state = end_fit(workspace, fit, weights, fit.buffers, {})
+                if seconds:
+                    state = state | second_state(workspace, personal, fit.buffers)
                 if result.keeps_state:
                     states.save(task.client, task.round, state)
                 results.append(replace(result, note=RESET) if task.client in resets else result)

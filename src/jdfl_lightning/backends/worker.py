@@ -121,7 +121,8 @@ def receive(experiment: Experiment, inputs: Tensor) -> Workspace:
         experiment.data.features = inputs
     else:
         experiment.data.images = inputs
-    return Workspace(experiment, backbone=initial_backbone(experiment, pretrained=False))
+    # clients begin with the pretrained weights of what is private, which nobody sends them
+    return Workspace(experiment, backbone=initial_backbone(experiment, pretrained=bool(experiment.private)))
 
 
 def failure(error: Exception) -> tuple[str, str]:

@@ -28,6 +28,7 @@ def evaluate(
     from jdfl_lightning.report.details import details_tables
     from jdfl_lightning.report.run import accuracy_table
     from jdfl_lightning.server.closing import write_details
+    from jdfl_lightning.storage.details import read_details
     from jdfl_lightning.storage.folder import read_run
     from jdfl_lightning.studies import inference
     from jdfl_lightning.ui.display import open_display
@@ -38,7 +39,7 @@ def evaluate(
         details = done.details(run)
     rows = {row.pop("weights"): row for row in done.rows}
     found = read_run(run)
-    usual = found.config.get("score", "max")
+    usual = found.config.get("score", "max").replace("own", "max")  # own: of clients' own models alone
     console.print(accuracy_table(f"class-only accuracy (%), score {score or usual}", rows))
     for table in details_tables(details):
         console.print(table)
@@ -49,5 +50,6 @@ def evaluate(
     if differing:
         print(f"not what metrics.csv says of: {', '.join(differing)}", file=sys.stderr)
         return FAILED
-    write_details(done.workspace, run, details)
+    personal = (read_details(run) or {}).get("personal")  # clients' own models are evaluated by `fit` alone
+    write_details(done.workspace, run, details | ({} if personal is None else {"personal": personal}))
     return 0

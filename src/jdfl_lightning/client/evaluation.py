@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import lightning.pytorch as pl
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.module import JointModule
@@ -122,14 +125,61 @@ class _TakeDown(pl.Callback):
 
 def count(workspace: Workspace, weights: Tensors, buffers: Tensors, part: str = "test") -> Counts:
     """Evaluate a model on the images of a part that this process has."""
-    module, data, options = workspace.module(weights, buffers), workspace.data, workspace.experiment.trainer
-    loader = part_loader(data, part)
-    if options.are_plain and type(module) is JointModule:
-        found = _count_without_trainer(module, loader)
-    else:
-        taken = _TakeDown()
-        with quiet():
-            silent_trainer(options, callbacks=[taken]).test(module, loader, verbose=False)
-        found = taken.counts
-    counts = dict(zip([*data.domain_names, *data.unseen_names], found, strict=True))
+    module, data = workspace.module(weights, buffers), workspace.data
+    names = [*data.domain_names, *data.unseen_names]
+    found = [(0, 0)] * len(names)
+    for loader in part_batches(workspace, module, part):
+        more = count_batches(workspace, module, loader)
+        found = [(right + also, seen + all_) for (right, seen), (also, all_) in zip(found, more, strict=True)]
+    counts = dict(zip(names, found, strict=True))
     return {name: counts[name] for name in (data.unseen_names if part == "unseen" else data.domain_names)}
+
+
+def count_batches(workspace: Workspace, module: JointModule, loader: BatchLoader) -> list[tuple[int, int]]:
+    """Return, for every domain, the numbers of images of a loader that are classified correctly, and of all."""
+    options = workspace.experiment.trainer
+    if options.are_plain and type(module) is JointModule:
+        return _count_without_trainer(module, loader)
+    taken = _TakeDown()
+    with quiet():
+        silent_trainer(options, callbacks=[taken]).test(module, loader, verbose=False)
+    return taken.counts
+
+
+def part_batches(workspace: Workspace, module: JointModule, part: str) -> Iterator[BatchLoader]:
+    """Yield the batches of a part: all at once or, with ``--statistics estimated``, those of one domain after another.
+
+    Then the module has the BatchNorm statistics of a domain's images while its batches are evaluated.
+    """
+    loader = part_loader(workspace.data, part)
+    if workspace.experiment.statistics == "saved":
+        yield loader
+        return
+    domains = workspace.data.domains[loader.indices]
+    for domain in domains.unique().tolist():
+        own = copy.copy(loader)
+        own.indices = loader.indices[domains == domain]
+        estimate_statistics(module, own)
+        yield own
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Return whether a network has BatchNorm layers with running statistics."""
+    return any(isinstance(layer, _BatchNorm) and layer.track_running_stats for layer in module.modules())
+
+
+def estimate_statistics(module: JointModule, batches: BatchLoader) -> None:
+    """Replace BatchNorm's running statistics by the mean of those of some batches; labels are not used."""
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    momenta = [layer.momentum for layer in layers]
+    with torch.inference_mode(), eval_mode(module):
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # a cumulative average
+            layer.train()
+        for images, *_ in batches:
+            module(images.to(module.device, module.head.weight.dtype))
+        for layer in layers:
+            layer.eval()
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum

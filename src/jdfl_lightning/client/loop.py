@@ -72,11 +72,13 @@ class PlainLoop:
 
     def __init__(self, module: JointModule, loader: Iterable[Any], update: LocalUpdate) -> None:
         self.module, self.train_dataloader, self.update = module, loader, update
+        self.max_epochs = 0
         self.optimizers: list[Optimizer] = [module.configure_optimizers()]
         self._trainer = cast(pl.Trainer, self)
 
     def fit(self, epochs: int) -> None:
         """Train for some passes through the loader."""
+        self.max_epochs = epochs
         try:
             self._fit(epochs)
         except BaseException as error:

@@ -114,6 +114,8 @@ class JointModule(pl.LightningModule):
         """Set by a run: a scheduler that steps after every epoch."""
         self.head_lr, self.lr_factor = 1.0, 1.0
         """Set by a run: factors on the learning rate of the head, and of all parameters in this fit."""
+        self.private: frozenset[str] = frozenset()
+        """Set by a run: names of the parameters and buffers that the client keeps and never sends."""
         self.regularizers = nn.ModuleList(regularizers)
         self.val_accuracy = JointAccuracy(num_classes, score)
         self._domains = domains

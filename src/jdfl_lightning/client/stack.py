@@ -41,7 +41,9 @@ def check_stackable(workspace: Workspace) -> None:
     optimizer = experiment.local_optimizer
     plain = optimizer.load() is torch.optim.SGD and set(optimizer.init_args) <= _SGD_ARGUMENTS
     parts = experiment.regularizers
+    name = type(experiment.algorithm).__name__
     reasons = {
+        f"{name} trains parts of the network in turn": not experiment.algorithm.allows_stack,
         "--optimizer is not SGD with lr, momentum and weight_decay": not plain,
         "--lr_scheduler changes the rate within a fit": experiment.lr_scheduler is not None,
         "--model may do anything in a step": experiment.model is not None,
@@ -87,10 +89,20 @@ class _Client:
 
     @cached_property
     def backbone(self) -> nn.Module:
-        """The network below the head, as the server sent it; a hook on it is not called."""
+        """The network below the head, as it was before the fit; a hook on it is not called."""
         own = copy.copy(self.module.backbone)
+        if self.module.private:
+            own = copy.deepcopy(own)
+            tensors = {**self.fit.weights, **self.fit.buffers}
+            below = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
+            own.load_state_dict({name: below[name] for name in own.state_dict()})
         own._forward_pre_hooks = OrderedDict()
         return own
+
+    @property
+    def private(self) -> frozenset[str]:
+        """Names of what the client keeps."""
+        return self.module.private
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the client's own parameters."""
@@ -113,9 +125,9 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
         The trained parameters of each, in the order of the fits.
     """
     order = sorted(range(len(fits)), key=lambda place: -_num_steps(fits[place]))  # those that still train come first
-    members, task = [fits[place] for place in order], fits[0].task
-    module = workspace.module(task.weights, task.buffers).train()
-    values = {name: torch.stack([fit.task.weights[name] for fit in members]) for name in task.weights}
+    members = [fits[place] for place in order]
+    module = workspace.module(members[0].weights, members[0].buffers).train()
+    values = {name: torch.stack([fit.weights[name] for fit in members]) for name in members[0].weights}
     gradients = zeros_like(values)
     velocities: Tensors = {}
     clients = []
@@ -128,7 +140,9 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     optimizer, head_lr = workspace.experiment.local_optimizer, workspace.experiment.head_lr
     rates = _rates(optimizer, values, members[0].lr_factor, head_lr)
     momentum, decay = float(optimizer.argument("momentum")), float(optimizer.argument("weight_decay"))
-    corrects = type(members[0].update).correct is not LocalUpdate.correct
+    sent = workspace.sent(values)
+    told = {name: rates[name] for name in sent}
+    corrects = type(members[0].update).correct is not LocalUpdate.correct and bool(sent)
     for step in range(_num_steps(members[0])):
         active = [client for client in clients if step < _num_steps(client.fit)]
         size = len(active)
@@ -138,7 +152,7 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
                 gradients[name][:size] = gradient
             if corrects:
                 for client in active:
-                    client.fit.update.correct(client.params)
+                    client.fit.update.correct(workspace.sent(client.params))
             for name, value in values.items():
                 change = gradients[name][:size]
                 if decay:
@@ -147,12 +161,12 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
                     change = _add_velocity(velocities, name, change, momentum)
                 value[:size].add_(change, alpha=-rates[name])
         for client in active:
-            client.fit.update.count_step(rates)
+            client.fit.update.count_step(told)
     trained = [{name: value[place].clone() for name, value in values.items()} for place in range(len(members))]
     for client, weights in zip(clients, trained, strict=True):
         terms = client.fit.terms.values()
         if terms or type(client.fit.update).on_train_end is not pl.Callback.on_train_end:
-            module = workspace.module(weights, client.fit.task.buffers).train()
+            module = workspace.module(weights, client.fit.buffers).train()
             client.hook("on_train_end", module=module)
             for term in terms:
                 term.finish(module.backbone, module.head, client.fit.loader)

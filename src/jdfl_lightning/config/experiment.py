@@ -115,7 +115,8 @@ class Experiment:
     or a file), freeze (true, or a list of patterns of parameters), hidden (width of a trainable layer on the features),
     cache (false to run a frozen network for every batch); all others are the network's."""
     algorithm: Algorithm = setting(factory=FedAvg)
-    """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, or your own Algorithm."""
+    """The federated optimizer: FedAvg, FedProx, SCAFFOLD, FedDyn, FedDC, FedProc, MOON, RobustFedAvg,
+    PrivateFedAvg, Ditto, FedRep, ClusterAvg, or your own Algorithm."""
     supervision: Supervision = setting(factory=Random)
     """base: the optimizer alone, C outputs. hard, graded, random, uniform, em, online, or your own Supervision: joint
     head of M x C outputs with such targets."""
@@ -127,9 +128,19 @@ class Experiment:
     """Weights of the joint head at the start: fresh, newly drawn (the paper), or tile, M copies of a plain head."""
     head_lr: float = setting(1.0, in_paper=False)
     """Learning rate of the head, as a multiple of the other layers'."""
-    score: Score = setting("max", in_paper=False)
+    score: Literal["max", "sum", "own"] = setting("max", in_paper=False)
     """How a class is predicted in evaluations: max, by the largest of its M outputs (the paper), or sum, by its joint
-    probabilities summed over the pseudo-domains. Training does not depend on it."""
+    probabilities summed over the pseudo-domains. own: a client's own model predicts by the outputs of the client's
+    pseudo-domain alone, and the global model by max. Training does not depend on it."""
+    private: list[str] | str = setting(factory=list, phase_1=True, in_paper=False)
+    """Patterns of the parameters and buffers that a client keeps and never sends, a list or separated by commas:
+    head.* (FedPer), backbone.* (LG-FedAvg), *bn* where BatchNorm layers are named so (FedBN)."""
+    finetune_epochs: int = setting(0, in_paper=False)
+    """Local epochs after the last round, from its model, whose result is evaluated at each client and then dropped: a
+    baseline for personal models. 0 for none."""
+    statistics: Literal["saved", "estimated"] = setting("saved", in_paper=False)
+    """BatchNorm's statistics in evaluations of the global model: saved, the model's own, or estimated anew from the
+    images of each domain that it is evaluated on, without labels; for models whose statistics are private."""
     rounds: int = setting(25, role="length")
     """T, communication rounds."""
     client_fraction: float = setting(0.5)
@@ -155,7 +166,8 @@ class Experiment:
     0.998; null for the same rate in all rounds."""
     select: Selection | None = setting(None, in_paper=False)
     """How the best round is picked. val: by the validation images. test: by the test images, as in the paper. last: not
-    at all, the last round counts. null for val if data.val_fraction is above 0, else for test."""
+    at all, the last round counts. null for val if data.val_fraction is above 0, else for test; with private tensors or
+    ClusterAvg, whose global model no client uses, for last."""
     evaluate_every: int = setting(1, role="length", in_paper=False)
     """Rounds from one evaluation to the next; the last round is always evaluated."""
     max_update_norm: float | None = setting(None, in_paper=False)
@@ -190,6 +202,9 @@ class Experiment:
         if isinstance(self.supervision, str):  # a short name, in Python as on the command line
             require_choice("--supervision", self.supervision, list(short_names()))
             object.__setattr__(self, "supervision", short_names()[self.supervision]())
+        if isinstance(self.private, str):
+            patterns = [pattern.strip() for pattern in self.private.split(",")]
+            object.__setattr__(self, "private", [pattern for pattern in patterns if pattern])
         if self.optimizer is None and self.lr is None:
             object.__setattr__(self, "lr", _SGD_RATE)
         require_type("--trainer", self.trainer, TrainerOptions)
@@ -218,6 +233,7 @@ class Experiment:
             f"between 1 and the {self.clients_per_round} clients of a round",
             self.min_clients,
         )
+        require(self.finetune_epochs >= 0, "--finetune_epochs", "0 or more", self.finetune_epochs)
         self._check_parts()
         self._check_select()
         self.algorithm.check_settings(self)
@@ -265,8 +281,33 @@ class Experiment:
 
     @property
     def selection(self) -> Selection:
-        """How the best round is picked; last if there is none."""
-        return "last" if not self.algorithm.keeps_best else self.select or ("val" if self.data.val_fraction else "test")
+        """How the best round is picked; last if there is none, or if the global model is not what clients use."""
+        if not self.algorithm.keeps_best:
+            return "last"
+        usual: Selection = "val" if self.data.val_fraction else "test"
+        return self.select or ("last" if self.private or self.algorithm.by_domain else usual)
+
+    @property
+    def global_score(self) -> Score:
+        """How the global model predicts a class."""
+        return "max" if self.score == "own" else self.score
+
+    @property
+    def needs_discovery(self) -> bool:
+        """Whether there is a Phase 1: for the supervision, or for an algorithm with a model for each pseudo-domain."""
+        return self.supervision.needs_discovery or self.algorithm.by_domain
+
+    @property
+    def needs_own_domain(self) -> bool:
+        """Whether a client needs to know its own pseudo-domain."""
+        own = self.score == "own" and self.supervision.needs_discovery
+        return self.supervision.needs_own_domain or self.algorithm.by_domain or own
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether clients' own models are evaluated at the end of a run; never if the run is differentially private."""
+        own = bool(self.private) or self.algorithm.has_second_model or self.algorithm.by_domain
+        return self.algorithm.keeps_best and (own or self.finetune_epochs > 0 or self.score == "own")
 
     @property
     def local_optimizer(self) -> Part:

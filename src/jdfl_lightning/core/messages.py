@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jdfl_lightning.core.tensors import Record, Tensors, num_bytes
@@ -14,6 +15,9 @@ SUPERVISION = "supervision"
 
 UNKNOWN = -1
 """The pseudo-domain of a client that has none yet."""
+
+PRIVATE = "private"
+"""Group of a client's state with the tensors that it keeps and never sends."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class RoundContext:
     """Seed of the whole run; it is public."""
     attempt: int = 0
     """Number of the attempt at this round, from 0."""
+    domains: Mapping[int, int] = field(default_factory=dict)
+    """The pseudo-domains of the round's clients, `UNKNOWN` for a client without one; empty without Phase 1."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class FitTask:
     """In Phase 1, send the update after every epoch, not only the final vector."""
     learned: Record = field(default_factory=dict)
     """What the supervision and the regularizers send to clients, such as the table of weights over pseudo-domains."""
+    personal: bool = False
+    """Evaluate the client's own model instead of training."""
 
     @property
     def where(self) -> tuple[int, ...]:

@@ -323,6 +323,10 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         """Return the test images of all domains, with their true domains."""
         return self._loader(torch.cat(self.partition.test), self.domains, 256)
 
+    def client_test_loaders(self, client: int) -> dict[str, BatchLoader]:
+        """Return the test images of a client's domain and, by ``own``, those that are its own if there are such."""
+        return {name: self._loader(held, self.domains, 256) for name, held in self.partition.test_of(client).items()}
+
     def val_dataloader(self) -> BatchLoader:
         """Return the validation images of all domains; the test images again if `val_fraction` is 0."""
         return self._loader(torch.cat(self.partition.val or self.partition.test), self.domains, 256)

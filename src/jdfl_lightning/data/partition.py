@@ -33,11 +33,20 @@ class Partition:
     """For each domain that no client has, the indices of its images."""
     dropped: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """Indices of the images that nobody has, as they are copies of held-out ones."""
+    whole_test: list[Tensor] | None = None
+    """For each domain, the indices of all its test images, if `test` is one site's share of them."""
+    own_test: list[Tensor] | None = None
+    """For each client, the indices of those test images that are its own; None if they belong to no client."""
 
     @cached_property
     def sizes(self) -> list[int]:
         """For each client, the number of its training images."""
         return [len(indices) for indices in self.clients]
+
+    def test_of(self, client: int) -> dict[str, Tensor]:
+        """Return the indices of the test images of a client's domain and, by ``own``, of those that are its own."""
+        domain = (self.whole_test or self.test)[self.client_domains[client]]
+        return {"domain": domain} | ({} if self.own_test is None else {"own": self.own_test[client]})
 
     @cached_property
     def held_out(self) -> Tensor:

@@ -102,6 +102,7 @@ class SiteFolders(DomainDataModule):
         """Hold out a share of every client's images, as a function of (seed, site, client) alone."""
         self.load_once()
         train: list[Tensor] = []
+        own_test: list[Tensor] = []
         test: list[list[np.ndarray]] = [[] for _ in self.domain_names]
         val: list[list[np.ndarray]] = [[] for _ in self.domain_names]
         for client, site in enumerate(self._sites):
@@ -110,6 +111,7 @@ class SiteFolders(DomainDataModule):
             rng = numpy_generator(seed, name, number)
             held, rest = hold_out_share(self.labels.numpy(), own, self.test_fraction, f"{name}, client {number}", rng)
             test[site].append(held)
+            own_test.append(torch.from_numpy(held))
             if self.val_fraction:
                 rng, flag = numpy_generator(seed, "validation", name, number), "--data.val_fraction"
                 held, rest = hold_out_share(
@@ -118,7 +120,7 @@ class SiteFolders(DomainDataModule):
                 val[site].append(held)
             train.append(torch.from_numpy(rest))
         tested, validated = ([torch.from_numpy(np.concatenate(p)) for p in parts if p] for parts in (test, val))
-        self.partition = Partition(train, list(self._sites), tested, validated)
+        self.partition = Partition(train, list(self._sites), tested, validated, own_test=own_test)
         return self.partition
 
 

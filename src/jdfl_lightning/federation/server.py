@@ -15,6 +15,7 @@ from pydantic import Field
 
 from jdfl_lightning.backends import Backend, Runner
 from jdfl_lightning.client.evaluation import Counts, Evaluation, Scores
+from jdfl_lightning.client.personal import COUNTS
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, StorageError, require
 from jdfl_lightning.core.files import checked, read_json, write_whole
@@ -296,7 +297,9 @@ class SitesRunner(Runner):
         return Answer([FitFailure(client, reason) for client in sent.clients])
 
     def _metrics(self, sent: _Sent) -> set[str]:
-        """Return the names of the metrics that clients report: their loss, and the norms of their states."""
+        """Return the names of the metrics that clients report: their loss and the norms of their states, or counts."""
+        if any(task.personal for task in sent.tasks.values()):
+            return set(COUNTS)
         weights = {name: t.to("meta") for task in sent.tasks.values() for name, t in task.weights.items()}
         groups = self._experiment.algorithm.state_groups(weights)
         return {"train/loss", *(f"norm/client/{group}" for group in groups)}

@@ -100,7 +100,7 @@ class SiteWorker:
             clients = clients[self.number :: sites]
             parts = (dealt.test, dealt.val, dealt.unseen)
             test, val, unseen = ([held[self.number :: sites] for held in part] for part in parts)
-            data.partition = replace(dealt, test=test, val=val, unseen=unseen)
+            data.partition = replace(dealt, test=test, val=val, unseen=unseen, whole_test=dealt.test)
         self.info = SiteInfo(
             site=self.number,
             own=own,
@@ -121,7 +121,8 @@ class SiteWorker:
         self._check(header)
         if self._workspace is None or self._workspace.first != header.first:
             sent_all = why_no_features(self.experiment) is not None
-            backbone = initial_backbone(self.experiment, pretrained=False) if sent_all else None
+            pretrained = bool(self.experiment.private)  # nobody sends a client what is private, not even at the start
+            backbone = initial_backbone(self.experiment, pretrained) if sent_all else None
             self._workspace = open_workspace(self.experiment, header.first, backbone)
         self._check_settings(header, self._workspace)
         request = read_request(payload)

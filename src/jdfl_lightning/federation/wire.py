@@ -105,6 +105,7 @@ _LARGEST = 2.0**128
 _METRICS = 16
 """Limit on a client's metrics, and on the groups of its upload."""
 _SHARED = ("weights", "buffers", "server", "learned")
+_FLAGS = ("every_epoch", "personal")
 _NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in _SHARED]
 
 
@@ -187,7 +188,7 @@ def write_request(request: Request) -> Payload:
         tensors |= {f"learned.{name}": named for name, named in first.learned.items()}
         for task in request.tasks:
             values = {name: getattr(task, name) for name in _NUMBERS}
-            notes[f"task.{task.client}"] = values | {"every_epoch": int(task.every_epoch)}
+            notes[f"task.{task.client}"] = values | {name: int(values[name]) for name in _FLAGS}
     for name, weights in request.models.items():
         if weights is not shared:
             tensors[f"model.{name}"] = weights
@@ -211,7 +212,7 @@ def read_request(payload: Payload) -> Request:
     for name, note in payload.notes.items():
         if name.startswith("task."):
             values: dict[str, Any] = {key: (float if key == "weight" else int)(note[key]) for key in _NUMBERS}
-            values["every_epoch"] = bool(values["every_epoch"])
+            values |= {name: bool(values[name]) for name in _FLAGS}
             tasks.append(FitTask(**values, weights=weights, buffers=buffers, server=server, learned=learned))
     names = payload.notes.get("models", {}).get("names", [])
     models = {name: tensors.get(f"model.{name}", weights) for name in names}

@@ -10,7 +10,7 @@ from jdfl_lightning.models.backbones import (
 )
 from jdfl_lightning.models.frozen import Backbone
 from jdfl_lightning.models.heads import find_head, replace_head
-from jdfl_lightning.models.layers import LAYER_SUBSETS, conv_blocks, select_parameters
+from jdfl_lightning.models.layers import LAYER_SUBSETS, conv_blocks, matching, select_parameters
 from jdfl_lightning.models.paper_cnn import PaperCNN
 from jdfl_lightning.models.pretrained import Preprocessing, preprocessing_of
 
@@ -25,6 +25,7 @@ __all__ = [
     "conv_blocks",
     "eval_mode",
     "find_head",
+    "matching",
     "num_features",
     "own_arguments",
     "preprocessing_of",

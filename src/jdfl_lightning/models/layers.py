@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatch
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatch, fnmatchcase
 
 from torch import nn
 
@@ -59,3 +60,20 @@ def select_parameters(module: nn.Module, layers: str | list[str]) -> list[str]:
     if not chosen:
         raise InputError(f"Expected --clustering.layers to match parameters but {patterns} match none of {names}.")
     return chosen
+
+
+def matching(patterns: Iterable[str], names: Collection[str], flag: str) -> frozenset[str]:
+    """Return the names that match some patterns; raise an `InputError` if a pattern matches none.
+
+    >>> sorted(matching(["head.*"], ["fc.weight", "head.weight", "head.bias"], "--private"))
+    ['head.bias', 'head.weight']
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        own = {name for name in names if fnmatchcase(name, pattern)}
+        if not own:
+            raise InputError(
+                f"Expected every pattern of {flag} to match a name but {pattern!r} matches none of {', '.join(names)}."
+            )
+        found |= own
+    return frozenset(found)

@@ -14,12 +14,15 @@ _MOST_NUMBERS, _MOST_NAMES = 20, 40
 
 
 def details_tables(details: Mapping[str, Any]) -> list[Table]:
-    """Return tables of per-class accuracies and calibration, and of the pseudo-domains that images choose.
+    """Return tables of per-class accuracies and calibration, of chosen pseudo-domains, and of clients' own models.
 
     Args:
         details: ``evaluation.json``.
     """
+    own = [_personal_table(details["personal"])] if "personal" in details else []
     parts = {part: details[part] for part in ("test", "unseen") if part in details}
+    if not parts:
+        return own
     title = f"{details['weights']} weights, round {details['round']}, score {details['score']} (%)"
     table = Table("", *right(*parts), title=title, title_justify="left")
     rows: dict[str, list[float | None]] = {
@@ -37,13 +40,23 @@ def details_tables(details: Mapping[str, Any]) -> list[Table]:
     domains = {name: (part, domain) for part in parts for name, domain in parts[part]["domains"].items()}
     num_domains = len(next(iter(domains.values()))[1]["pseudo_domains"])
     if num_domains == 1:
-        return [table]
+        return [table, *own]
     title = "images by the pseudo-domain of their largest output (%)"
     chosen = Table("", *right("images", *map(str, range(num_domains))), title=title, title_justify="left")
     for name, (part, domain) in domains.items():
         label = f"{name} (unseen)" if part == "unseen" else name
         chosen.add_row(label, str(domain["images"]), *map(_percent, domain["pseudo_domains"]))
-    return [table, chosen]
+    return [table, chosen, *own]
+
+
+def _personal_table(personal: Mapping[str, Any]) -> Table:
+    """Return the accuracies of the global model, of clients' own and of fine-tuned ones over the clients."""
+    title = f"models at the clients, round {personal['round']}, on the test images of the client's domain (%)"
+    columns = right("clients", "mean", "worst", "standard deviation")
+    table = Table("", *columns, title=title, title_justify="left")
+    for name, found in personal["models"].items():
+        table.add_row(name, str(found["clients"]), *(_percent(found[what]) for what in ("mean", "worst", "std")))
+    return table
 
 
 def _percent(value: float | None) -> str:

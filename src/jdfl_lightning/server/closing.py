@@ -10,9 +10,11 @@ from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.client.details import examine
 from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.client.personal import COUNTS
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.report.details import draw_confusion
+from jdfl_lightning.server.personal import Accuracies, summarise
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.details import save_client_rows, save_details
 from jdfl_lightning.storage.folder import save_figure
@@ -21,8 +23,14 @@ from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
 from jdfl_lightning.ui.loggers import log_picture, log_rows
 
 
-def close_run(workspace: Workspace, folder: Path, state: ServerState, logger: Logger | None) -> None:
-    """Examine the weights that a run keeps, and write and log what was found.
+def close_run(
+    workspace: Workspace,
+    folder: Path,
+    state: ServerState,
+    logger: Logger | None,
+    personal: dict[int, Accuracies] | None = None,
+) -> str:
+    """Examine the weights that a run keeps, and write and log what was found; return a line about personal models.
 
     Images at remote sites cannot be examined: only what the server knows of its clients is written.
 
@@ -31,19 +39,37 @@ def close_run(workspace: Workspace, folder: Path, state: ServerState, logger: Lo
         folder: the run folder.
         state: the state after the last round.
         logger: the run's logger.
+        personal: the accuracies of clients' own models; None if they have none.
     """
-    details = None
+    details: dict[str, Any] | None = None
+    own = {} if personal is None else {"personal": summarise(workspace.experiment, state.round, personal)}
     if workspace.data.roster is None:
         which, model = _kept(folder)
-        details = examine_model(workspace, which, model)
+        details = examine_model(workspace, which, model) | own
         write_details(workspace, folder, details)
         if workspace.experiment.figures:
             log_picture(logger, "confusion", folder / CONFUSION_FIGURE)
-        if logger is not None:
-            logger.log_metrics(_numbers(details), step=state.round)
-    rows = client_rows(workspace.experiment, state, details)
+    elif own:
+        save_details(folder, own, [])
+    if logger is not None and (details or own):
+        logger.log_metrics(_numbers(details or own), step=state.round)
+    rows = client_rows(workspace.experiment, state, details, personal)
     save_client_rows(folder, rows)
     log_rows(logger, "clients", rows, state.round)
+    return personal_line(own["personal"]["models"]) if own else ""
+
+
+def personal_line(models: dict[str, dict[str, Any]]) -> str:
+    """Return the accuracies of clients' own models in one line.
+
+    >>> personal_line({"personal": {"clients": 2, "mean": 0.5, "worst": 0.25, "std": None}})
+    'over 2 clients, mean (worst) accuracy: personal 50.0 (25.0) %'
+    """
+    if not models:
+        return "no client has evaluated a model of its own"
+    each = [f"{name} {100 * found['mean']:.1f} ({100 * found['worst']:.1f}) %" for name, found in models.items()]
+    clients = max(found["clients"] for found in models.values())
+    return f"over {clients} clients, mean (worst) accuracy: {', '.join(each)}"
 
 
 def _kept(folder: Path) -> tuple[Which, SavedModel]:
@@ -58,7 +84,7 @@ def _kept(folder: Path) -> tuple[Which, SavedModel]:
 
 def examine_model(workspace: Workspace, which: Which, model: SavedModel) -> dict[str, Any]:
     """Return the details of a saved model: which it is, and its results on test images and unseen domains."""
-    about = {"weights": which, "round": model.header.round, "score": workspace.experiment.score}
+    about = {"weights": which, "round": model.header.round, "score": workspace.experiment.global_score}
     return about | examine(workspace, model.weights, model.buffers)
 
 
@@ -80,18 +106,29 @@ def _numbers(details: dict[str, Any]) -> dict[str, float]:
         if part in details:
             found[f"final/{part}/balanced_acc"] = details[part]["balanced_accuracy"]
             found |= {f"final/{part}/ece_{name}": error for name, error in details[part]["calibration_error"].items()}
+    for name, model in details.get("personal", {}).get("models", {}).items():
+        found |= {
+            f"final/{name}/acc_{what}": model[what] for what in ("mean", "worst", "std") if model[what] is not None
+        }
     return found
 
 
-def client_rows(experiment: Experiment, state: ServerState, details: dict[str, Any] | None) -> list[dict[str, Any]]:
+def client_rows(
+    experiment: Experiment,
+    state: ServerState,
+    details: dict[str, Any] | None,
+    personal: dict[int, Accuracies] | None = None,
+) -> list[dict[str, Any]]:
     """Return a row for each client; what is not known, or must not be in a private run, is left empty.
 
     Args:
         experiment: the run's settings.
         state: the state after the last round.
         details: of the weights that the run keeps; None if there are no images here.
+        personal: the accuracies of clients' own models after the last round; None if they have none.
     """
     data, rows = experiment.data, []
+    evaluated = [name for name in COUNTS if any(name in accuracies for accuracies in (personal or {}).values())]
     own = data.true_domains or [""] * len(data.client_sizes)
     accuracies = {} if details is None else {n: d["accuracy"] for n, d in details["test"]["domains"].items()}
     for client, (size, domain) in enumerate(zip(data.client_sizes, own, strict=True)):
@@ -108,4 +145,6 @@ def client_rows(experiment: Experiment, state: ServerState, details: dict[str, A
                 "accuracy": accuracies.get(domain),
             }
         )
+        if personal is not None:
+            rows[-1] |= {f"{name}_accuracy": personal.get(client, {}).get(name) for name in evaluated}
     return rows

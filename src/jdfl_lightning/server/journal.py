@@ -12,6 +12,7 @@ from jdfl_lightning.callbacks import RoundReport, RunCallback
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import last_line
+from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.server.records import as_record
 from jdfl_lightning.server.resume import bit_versions, fixed_settings
 from jdfl_lightning.server.rounds import ServerState
@@ -34,6 +35,7 @@ class RunJournal(RunCallback):
         display: shows them.
         check: called wherever a run can be interrupted.
         network: checksum of the frozen network, if clients train on its features.
+        complete: adds the shared initialisation of what is private to weights and buffers (`Workspace.complete`).
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class RunJournal(RunCallback):
         display: Display,
         check: Callable[[], None],
         network: str = "",
+        complete: Callable[..., tuple[Tensors, Tensors]] | None = None,
     ) -> None:
         self.experiment, self.folder, self.data, self._network = experiment, folder, data, network
         self.logger, self.display, self.check = logger, display, check
+        self._complete = complete
         self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float], str] | None = None
         """The last aggregated round without a checkpoint: state, metrics, and the digest of the rows before its own."""
@@ -126,7 +130,7 @@ class RunJournal(RunCallback):
         state, data = report.state, self.experiment.data
         assert state is not None  # rounds that are over are repeated to the user's callbacks alone
         scores = {name: value for name, value in report.metrics.items() if is_score(name)}
-        names, score = list(data.class_names), self.experiment.score
+        names, score = list(data.class_names), self.experiment.global_score
         network, arguments = self.experiment.backbone, self.experiment.backbone_args
         own = self.experiment.own_network
         header = ModelHeader(
@@ -142,7 +146,11 @@ class RunJournal(RunCallback):
             model=None if own is None else as_dict(own),
             network=self._network,
         )
-        model = SavedModel(state.weights, state.buffers, header)
+        weights, buffers = state.weights, state.buffers
+        if self._complete is not None:
+            joint = state.domains if self.experiment.supervision.needs_discovery else None
+            weights, buffers = self._complete(weights, buffers, num_domains=1 if joint is None else joint.num_domains)
+        model = SavedModel(weights, buffers, header)
         if report.improved:
             self.save()  # else a run resumed from an earlier checkpoint would find the best weights of a later round
             model.save(self.folder, "best")

@@ -47,7 +47,7 @@ def collect_updates(
         step: called after each client.
         leave_out: called for a client whose update cannot be used; it gets a pseudo-domain later.
     """
-    asked, theta_0 = discovery_clients(experiment), workspace.initial(1)
+    asked, theta_0 = discovery_clients(experiment), workspace.start(1)
     length = experiment.clustering.sketch_dim or workspace.update_length()
     tasks = [_probe(experiment, client, theta_0) for client in asked]
     vectors: dict[int, Tensor] = {}

@@ -6,6 +6,7 @@ import warnings
 
 from torch import nn
 
+from jdfl_lightning.client.evaluation import has_statistics
 from jdfl_lightning.client.features import open_workspace, why_no_features
 from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.client.trainer import check_trainer
@@ -52,7 +53,10 @@ def prepare(experiment: Experiment, display: Display, backbone: nn.Module | None
     length, short = workspace.update_length(), experiment.clustering.sketch_dim
     fits = short is None or short <= length
     require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)
-    experiment.algorithm.check_run(experiment, workspace.initial(num_domains=1)[1])
+    experiment.algorithm.check_run(experiment, workspace.start(num_domains=1)[1])
+    if experiment.statistics == "estimated":
+        module = workspace.module(*workspace.initial(num_domains=1))
+        require(has_statistics(module), "--statistics", "saved without BatchNorm layers", "estimated")
     return workspace
 
 

@@ -28,6 +28,9 @@ from jdfl_lightning.storage.weights import ModelHeader, load_model
 _LOOKED_INTO: dict[str, type] = {"rounds": int, "checkpoint": dict, "checkpoint.every": int, "clustering": dict}
 """Settings of a run folder whose values are used, not only compared, with their types; groups before their members."""
 
+_NEWER: dict[str, Any] = {"select": None, "private": [], "finetune_epochs": 0, "statistics": "saved"}
+"""Settings that are newer than some runs, with the values that leave them unused."""
+
 
 def run_settings(folder: Path) -> dict[str, Any]:
     """Read the settings of a run folder; raise a `StorageError` if they cannot be those of a run."""
@@ -48,7 +51,7 @@ def fixed_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """
     flat = dict(flat_settings(settings))
     free = chosen(flat, free_settings())
-    unused = {f"data.init_args.{name}": value for name, value in option_defaults().items()} | {"select": None}
+    unused = {f"data.init_args.{name}": value for name, value in option_defaults().items()} | _NEWER
     return {key: value for key, value in flat.items() if key not in free and (key, value) not in unused.items()}
 
 
@@ -96,7 +99,7 @@ def reuse_discovery(experiment: Experiment, data: str) -> Updates | None:
         experiment: its seed, data, network and Phase 1 settings must be those of the discovery.
         data: fingerprint of the images.
     """
-    if experiment.discovery is None or not experiment.supervision.needs_discovery:
+    if experiment.discovery is None or not experiment.needs_discovery:
         return None
     folder = Path(experiment.discovery)
     if not (folder / DISCOVERY).is_file():
@@ -185,7 +188,7 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
         return None
     try:
         record, header = checkpoints.load(file, experiment.backend.states_here)
-        if {"weights"} - set(record):
+        if "weights" not in record and not experiment.private:
             raise StorageError(f"Expected a checkpoint but {file} holds no weights.")
     except StorageError as error:
         raise StorageError(f"{error} {_offer(checkpoints, file, experiment.backend.states_here)}") from error
@@ -198,7 +201,7 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
     )
     taken = read_taken(file, record.get("taken", {}))
     buffers = record.get("buffers", {})
-    state = ServerState(header.round, record["weights"], buffers, server, learned, header.clients, taken=taken)
+    state = ServerState(header.round, record.get("weights", {}), buffers, server, learned, header.clients, taken=taken)
     evaluated, last = was_evaluated(folder, header.round), _last_model(folder)
     if evaluated is False and last is not None and last.round == header.round:
         evaluated = bool(last.scores)  # its row may have lost them

@@ -16,9 +16,10 @@ from jdfl_lightning.core.errors import InputError, last_line
 from jdfl_lightning.core.messages import UNKNOWN, FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.learning import broadcast_learned, learned_form, learned_metrics, update_learned
+from jdfl_lightning.server.learning import learned_form, learned_metrics, update_learned
 from jdfl_lightning.server.phase1 import Theta, assign_newcomers
 from jdfl_lightning.server.screening import Form, Refuse, screened, without_outliers
+from jdfl_lightning.server.tasks import make_tasks, sharing
 
 _ATTEMPTS = 3
 """Number of attempts at a round before the run ends."""
@@ -105,6 +106,7 @@ def run_rounds(
     events: Events,
     theta_0: Theta = ({}, {}),
     frozen: Collection[str] = (),
+    private: Tensors | None = None,
 ) -> ServerState:
     """Run the remaining rounds from a state, or until a callback asks to stop; return the state after the last.
 
@@ -115,11 +117,12 @@ def run_rounds(
         events: told of everything that happens.
         theta_0: the shared initialisation, from which newcomers compute their Phase 1 update.
         frozen: names of the parameters that are not trained, which no client may change.
+        private: tensors that clients keep, as they are in the shared initialisation.
     """
     for number in range(state.round + 1, experiment.rounds + 1):
         if events.asks_to_stop():
             break
-        state, metrics = _run_round(experiment, runner, state, number, theta_0, frozen, events)
+        state, metrics = _run_round(experiment, runner, state, number, theta_0, frozen, private or {}, events)
         events.round_aggregated(state, metrics)
         evaluate_round(experiment, runner, state, metrics, events)
     runner.finish()
@@ -133,6 +136,7 @@ def _run_round(
     number: int,
     theta_0: Theta,
     frozen: Collection[str],
+    private: Tensors,
     events: Events,
 ) -> tuple[ServerState, dict[str, float]]:
     """Sample, fit, screen, aggregate; a round with too few answers is repeated with newly sampled clients."""
@@ -143,15 +147,17 @@ def _run_round(
         context = RoundContext(number, num_clients, asked, experiment.seed_everything, attempt)
         clients = algorithm.sample(state.record, context)
         tally = _Tally(number, len(clients), events)
-        if domains is not None and experiment.supervision.needs_own_domain:
+        if domains is not None and experiment.needs_own_domain:
             draw = 1 + number * _ATTEMPTS + attempt
             domains, down, up = assign_newcomers(
                 experiment, runner, theta_0, domains, clients, draw, tally.step, events.client_unassigned
             )
             probes_down, probes_up = probes_down + down, probes_up + up
-        tasks = _tasks(experiment, state, domains, clients, context)
-        answers = tally.count(runner.fit(tasks))
-        results = tally.watch(_screen(experiment, answers, tasks[0], frozen, tally.refuse), domains)
+        if domains is not None:
+            context = replace(context, domains={client: domains.of(client) for client in clients})
+        tasks = make_tasks(experiment, state, domains, clients, context)
+        in_head = domains if experiment.supervision.needs_discovery else None
+        results = tally.watch(_answers(experiment, runner, tasks, frozen, private, tally), in_head)
         aggregated = _aggregate(algorithm, state, results, context, tally)
         if aggregated is not None and (algorithm.may_be_empty or tally.clients >= experiment.min_clients):
             break
@@ -184,35 +190,18 @@ def _run_round(
     return ServerState(number, weights, buffers, record, learned, kept, domains, taken), metrics
 
 
-def _tasks(
+def _answers(
     experiment: Experiment,
-    state: ServerState,
-    domains: PseudoDomains | None,
-    clients: Sequence[int],
-    context: RoundContext,
-) -> list[FitTask]:
-    """Return the tasks to send to a round's clients."""
-    algorithm, sizes = experiment.algorithm, experiment.data.client_sizes
-    by_size = algorithm.weighting == "samples" and algorithm.tells_weights
-    broadcast = algorithm.broadcast(state.record)
-    learned = broadcast_learned(experiment, state.learned, domains, context.number)
-    return [
-        FitTask(
-            client=client,
-            round=context.number,
-            seed=context.seed,
-            weights=state.weights,
-            buffers=state.buffers,
-            server=broadcast,
-            rounds=experiment.rounds,
-            weight=len(sizes) * sizes[client] / sum(sizes) if by_size else 1.0,
-            domain=0 if domains is None else domains.of(client),
-            since=state.clients.get(client, 0),
-            attempt=context.attempt,
-            learned=learned,
-        )
-        for client in clients
-    ]
+    runner: Runner,
+    tasks: Sequence[FitTask],
+    frozen: Collection[str],
+    private: Tensors,
+    tally: _Tally,
+) -> Iterator[FitResult]:
+    """Have clients do their tasks; yield the answers that can be used."""
+    for group in sharing(tasks):
+        answers = tally.count(runner.fit(group))
+        yield from _screen(experiment, answers, group[0], frozen, private, tally.refuse)
 
 
 def _screen(
@@ -220,11 +209,12 @@ def _screen(
     answers: Iterator[FitResult | FitFailure],
     task: FitTask,
     frozen: Collection[str],
+    private: Tensors,
     refuse: Refuse,
 ) -> Iterator[FitResult]:
     """Yield the answers that can be used."""
     algorithm, num_classes = experiment.algorithm, len(experiment.data.class_names)
-    form = Form.of(algorithm, task, num_classes, experiment.trainer.dtype, frozen)
+    form = Form.of(algorithm, task, num_classes, experiment.trainer.dtype, frozen, private)
     form = replace(form, learned=learned_form(experiment, task.learned), parts=experiment.learned)
     results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
     if experiment.max_update_norm is not None:

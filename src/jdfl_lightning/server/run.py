@@ -37,15 +37,22 @@ def fit(experiment: Experiment, display: Display | None = None) -> SavedRun:
     """
     with open_session(experiment, display or Display()) as session:
         # Phase 1: clients train briefly from theta_0; their updates are clustered into M pseudo-domains
-        domains = _find_domains(session) if experiment.supervision.needs_discovery else None
+        domains = _find_domains(session) if experiment.needs_discovery else None
         session.events.discovered(domains)
         # Phase 2: from theta_0 again, with a head of M x C outputs, and the supervision's targets
-        weights, buffers = session.workspace.initial(1 if domains is None else domains.num_domains)
-        record, learned = experiment.algorithm.init_server(weights), init_learned(experiment, weights, domains)
+        workspace, algorithm = session.workspace, experiment.algorithm
+        in_head = domains if experiment.supervision.needs_discovery else None
+        num_domains = 1 if in_head is None else in_head.num_domains
+        weights, buffers = workspace.start(num_domains)
+        whole = workspace.initial(num_domains)
+        record, learned = algorithm.init_server(weights), init_learned(experiment, whole[0], in_head)
+        if domains is not None:
+            record |= algorithm.init_models(weights, buffers, domains.num_domains)
         # Phase 3: rounds; each samples clients, has them fit, screens their answers, aggregates and evaluates
         state = session.resumed(ServerState(0, weights, buffers, record, learned, domains=domains))
-        theta_0, frozen = session.workspace.initial(1), session.workspace.frozen
-        state = run_rounds(experiment, session.runner, state, session.events, theta_0, frozen)
+        theta_0, frozen = workspace.start(1), workspace.frozen
+        private = {name: tensor for name, tensor in {**whole[0], **whole[1]}.items() if name in workspace.private}
+        state = run_rounds(experiment, session.runner, state, session.events, theta_0, frozen, private)
         session.finish(state)
     return read_run(session.folder)
 

@@ -48,6 +48,7 @@ class Form:
         num_classes: int,
         dtype: torch.dtype | None = None,
         frozen: Collection[str] = (),
+        private: Tensors | None = None,
     ) -> Form:
         """Return the form of the answers to tasks like this one.
 
@@ -57,6 +58,7 @@ class Form:
             num_classes: C.
             dtype: type of floating-point weights and buffers after a fit, if it differs from their own.
             frozen: names of the parameters that are not trained.
+            private: tensors that clients keep: no form has them, but an algorithm can look up their shapes by name.
         """
         weights, buffers = _trained(task.weights, dtype), _trained(task.buffers, dtype)
         moved = sub(weights, _trained(task.weights))
@@ -64,8 +66,19 @@ class Form:
         kept = {name: tensor.to(buffers[name].dtype) for name, tensor in task.buffers.items() if name in frozen}
         others = {name: tensor for name, tensor in task.buffers.items() if name not in frozen}
         counts = {n: tensor for n, tensor in others.items() if not (tensor.is_floating_point() or tensor.is_complex())}
-        upload = algorithm.upload_form(moved, server, num_classes)
+        upload = algorithm.upload_form(_Shapes(moved, _trained(private or {}, dtype)), server, num_classes)
         return cls(weights, buffers, upload, kept, counts=counts)
+
+
+class _Shapes(dict[str, Tensor]):
+    """The tensors that are sent, without values; private ones can be looked up too, such as the head for its width."""
+
+    def __init__(self, sent: Tensors, private: Tensors) -> None:
+        super().__init__(sent)
+        self._private = private
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._private[name]
 
 
 def _groups(weights: Tensors, buffers: Tensors, upload: Record, learned: Record) -> Record:

@@ -26,6 +26,7 @@ from jdfl_lightning.report.targets import draw_targets
 from jdfl_lightning.server.closing import close_run
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
+from jdfl_lightning.server.personal import evaluate_clients
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.server.resume import Reached, drop_later_rounds, find_run, read_reached, reuse_discovery
 from jdfl_lightning.server.rounds import ServerState, evaluate_round
@@ -83,7 +84,12 @@ class Session:
             self.journal.stop(state)
         if state.domains is not None and state.domains.joined:
             save_joined(self.folder, state.domains, self.experiment.data.true_domains)
-        close_run(self.workspace, self.folder, state, self.journal.logger)
+        personal = None
+        if self.experiment.has_personal:
+            personal = evaluate_clients(self.experiment, self.runner, state, self.events)
+        summary = close_run(self.workspace, self.folder, state, self.journal.logger, personal)
+        if summary:
+            self.journal.display.say(summary)
 
 
 @contextmanager
@@ -117,7 +123,7 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients)
             with after_current_client(display.say) as check:
                 network = save_network(folder, workspace.network, experiment.backbone)
-                journal = RunJournal(experiment, folder, data, logger, display, check, network)
+                journal = RunJournal(experiment, folder, data, logger, display, check, network, workspace.complete)
                 events = Events(journal, experiment.callbacks, experiment.selection, display.say)
                 if reached is not None:
                     journal.resume(reached.state)

@@ -143,6 +143,7 @@ def find(
     data, seed = case.data, case.seed_everything
     data.deal(seed)
     workspace = open_workspace(case)
+    require(not case.private, "--private", "left out, as all layers are compared,", case.private)
     weights, buffers = workspace.initial(1)
     module = workspace.module(weights, buffers)
     names = {layers: select_parameters(module, layers) for layers in LAYER_SUBSETS}

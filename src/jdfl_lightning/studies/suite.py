@@ -188,7 +188,7 @@ def _check_what_is_there(folder: Path, run: Experiment) -> None:
     try:
         if (target / CONFIG).is_file():
             check_same(run, target)
-        elif run.supervision.needs_discovery and run.discovery is None and (shared / DISCOVERY).is_file():
+        elif run.needs_discovery and run.discovery is None and (shared / DISCOVERY).is_file():
             check_updates(run, shared)
     except StorageError:  # damaged: fails that run, not the suite
         return
@@ -252,7 +252,7 @@ def _shared(folder: Path, run: Experiment) -> Path:
 
 def _discovery(folder: Path, run: Experiment, display: Display) -> str | None:
     """Return the folder of the discovery shared by all runs of a seed; make the discovery if it is missing."""
-    if not run.supervision.needs_discovery or run.discovery is not None:
+    if not run.needs_discovery or run.discovery is not None:
         return run.discovery
     shared = _shared(folder, run)
     if not (shared / DISCOVERY).is_file():

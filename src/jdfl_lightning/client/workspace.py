@@ -1,0 +1,197 @@
+"""Workspace: everything a process needs to train or evaluate a model, and what of the network is private."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.schedule import round_factor
+from jdfl_lightning.core.errors import InputError, without_stop
+from jdfl_lightning.core.parts import Part
+from jdfl_lightning.core.seeding import isolated_randomness
+from jdfl_lightning.core.tensors import Tensors, snapshot
+from jdfl_lightning.joint import JointHead, PlainTargets, TargetRule
+from jdfl_lightning.models import backbone_on_features, build_backbone, matching, num_features, select_parameters
+
+if TYPE_CHECKING:
+    from jdfl_lightning.config import Experiment
+
+
+def initial_backbone(experiment: Experiment, pretrained: bool = True) -> nn.Module:
+    """Return the initial backbone of every run with these settings, a function of the seed.
+
+    Args:
+        experiment: the run's settings. If its data has features, the backbone is what is above the frozen network.
+        pretrained: whether its weights are loaded, if the settings name some; a process that is sent all weights needs
+            none.
+    """
+    name, data, arguments = experiment.backbone, experiment.data, experiment.backbone_args
+    with isolated_randomness(experiment.seed_everything, "backbone"):
+        if data.features is not None:
+            return backbone_on_features(name, arguments, data.features.shape[1])
+        return build_backbone(name, data.size, arguments, pretrained)
+
+
+def build_module(model: Part | None, backbone: nn.Module, **supplied: Any) -> JointModule:
+    """Build the module of a run: a `JointModule`, or the user's subclass with its own arguments too.
+
+    Args:
+        model: the subclass; None for `JointModule`.
+        backbone: the network below the head.
+        supplied: further arguments of a `JointModule`.
+    """
+    part = model or Part(JointModule)
+    try:
+        module: JointModule = part.build(backbone=backbone, **supplied)
+    except Exception as error:  # whatever a user's class raises
+        raise InputError(
+            f"Expected --model to be built like a JointModule but {part.class_path} failed: {type(error).__name__}: "
+            f"{without_stop(error)}. Its __init__ takes its own arguments and **rest, and calls "
+            "super().__init__(**rest)."
+        ) from error
+    return module
+
+
+class Workspace:
+    """Everything a process needs to train or evaluate a model, built once: the data and one module.
+
+    Args:
+        experiment: the run's settings; its data is loaded and partitioned.
+        first: id of the first client whose images this process has.
+        backbone: the network of `initial_backbone`, if it is already built.
+        network: tensors of the frozen network whose features the clients train on, by their names in a saved model.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        first: int = 0,
+        backbone: nn.Module | None = None,
+        network: Tensors | None = None,
+    ) -> None:
+        self.experiment, self.first, self.network = experiment, first, network or {}
+        self.data = experiment.data
+        backbone = initial_backbone(experiment) if backbone is None else backbone
+        with isolated_randomness(experiment.seed_everything, "backbone"):
+            self._module = build_module(
+                experiment.model,
+                backbone,
+                in_features=num_features(backbone, self.data.size),
+                num_classes=len(self.data.class_names),
+                domains=[*self.data.domain_names, *self.data.unseen_names],
+                score=experiment.global_score,
+            )
+        for name in ("lr", "momentum", "weight_decay"):  # for a subclass that makes its optimizer itself
+            setattr(self._module, name, experiment.local_optimizer.argument(name))
+        self._module.optimizer, self._module.lr_scheduler = experiment.local_optimizer, experiment.lr_scheduler
+        self._module.head_lr = experiment.head_lr
+        self._module.to(memory_format=torch.channels_last)
+        self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
+        names = {**self._theta_0[0], **self._theta_0[1]}
+        self.private = self._module.private = matching(experiment.private, names, "--private")
+        """Names of the parameters and buffers that clients keep and never send."""
+
+    def initial(self, num_domains: int) -> tuple[Tensors, Tensors]:
+        """Return theta_0, a function of the seed, with a head of M x C outputs: a new one, or M copies of one of C."""
+        weights, buffers = self._theta_0
+        head = self._new_head(num_domains if self.experiment.head_init == "fresh" else 1)
+        if head.num_domains != num_domains:
+            head = JointHead.expand(head, num_domains, "tile")
+        return weights | {
+            f"head.{name}": value for name, value in snapshot(dict(head.named_parameters())).items()
+        }, buffers
+
+    def start(self, num_domains: int) -> tuple[Tensors, Tensors]:
+        """Return what the server has of theta_0: all but what is private."""
+        weights, buffers = self.initial(num_domains)
+        return self.sent(weights), self.sent(buffers)
+
+    def sent(self, tensors: Tensors) -> Tensors:
+        """Leave out tensors that are private."""
+        if not self.private:
+            return tensors
+        return {name: tensor for name, tensor in tensors.items() if name not in self.private}
+
+    def complete(
+        self, weights: Tensors, buffers: Tensors, own: Tensors | None = None, num_domains: int = 1
+    ) -> tuple[Tensors, Tensors]:
+        """Return all parameters and buffers of a model.
+
+        Args:
+            weights: parameters, with or without the private ones.
+            buffers: other tensors, with or without the private ones.
+            own: a client's private tensors; those that are missing are theta_0's.
+            num_domains: M, if neither has a head that shows it.
+        """
+        if not self.private:
+            return weights, buffers
+        known = {**weights, **buffers, **(own or {})}
+        if not self.private <= known.keys():
+            outputs = [len(known[name]) for name in ("head.weight", "head.bias") if name in known]
+            theta_0 = self.initial(outputs[0] // self._module.head.num_classes if outputs else num_domains)
+            dtype = next((tensor.dtype for tensor in known.values() if tensor.is_floating_point()), None)
+            for name, tensor in {**theta_0[0], **theta_0[1]}.items():
+                known.setdefault(name, tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        return {name: known[name] for name in self._theta_0[0]}, {name: known[name] for name in self._theta_0[1]}
+
+    def _new_head(self, num_domains: int) -> JointHead:
+        with isolated_randomness(self.experiment.seed_everything, "head", num_domains):
+            head = self._module.head
+            return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
+
+    def check_optimizer(self) -> None:
+        """Raise an `InputError` if optimizer and schedulers cannot be built; a subclass's own are not tried."""
+        experiment, module = self.experiment, self._module
+        try:
+            if type(module).configure_optimizers is JointModule.configure_optimizers:
+                module.configure_optimizers()
+            round_factor(experiment.round_scheduler, 2)
+        except Exception as error:  # whatever a user's class raises
+            raise InputError(
+                "Expected --optimizer, --lr_scheduler and --round_scheduler to work with the network but: "
+                f"{type(error).__name__}: {without_stop(error)}."
+            ) from error
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters that are not trained."""
+        return frozenset(name for name, param in self._module.named_parameters() if not param.requires_grad)
+
+    def update_length(self) -> int:
+        """Return the length of a client's update vector in Phase 1: the number of weights in --clustering.layers."""
+        weights, _ = self.initial(num_domains=1)
+        return sum(weights[name].numel() for name in self.update_names())
+
+    def update_names(self) -> list[str]:
+        """Return the names of the parameters whose update a client sends in Phase 1: no private ones."""
+        layers = self.experiment.clustering.layers
+        names = [name for name in select_parameters(self._module, layers) if name not in self.private]
+        if not names and self.experiment.needs_discovery:
+            raise InputError(
+                f"Expected --clustering.layers to have parameters that are sent but all of {layers} are private: name "
+                "others by patterns, such as [backbone.*]."
+            )
+        return names
+
+    def module(self, weights: Tensors, buffers: Tensors, targets: TargetRule | None = None) -> JointModule:
+        """Return the module with these weights; its head is resized to fit them, and what they lack is theta_0's."""
+        weights, buffers = self.complete(weights, buffers)
+        module = self._module
+        num_domains = weights["head.weight"].shape[0] // module.head.num_classes
+        if num_domains != module.head.num_domains:
+            module.head = self._new_head(num_domains)
+        module.targets = targets if targets is not None else PlainTargets()
+        module.regularizers = nn.ModuleList()
+        dtype = weights["head.weight"].dtype
+        with torch.no_grad():
+            for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
+                for name, tensor in live.items():
+                    if (
+                        tensor.is_floating_point() and tensor.dtype != dtype
+                    ):  # it is single before a process's first fit
+                        tensor.data = tensor.data.to(dtype)
+                    tensor.copy_(values[name])
+        return module
