@@ -19,6 +19,7 @@ from jdfl_lightning.cli.report import report
 from jdfl_lightning.cli.suite import suite
 from jdfl_lightning.cli.test import evaluate
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean, plain
+from jdfl_lightning.ui.starting import starting
 
 _LONGEST = 2000
 """Limit on the characters of a message, which may quote a file."""
@@ -73,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", Note)
             warnings.showwarning = _show_note
-            from jdfl_lightning.config import parse_command
+            with starting(args):
+                from jdfl_lightning.config import parse_command
 
             command = COMMANDS[args[0]]
             if command is not report:  # which imports nothing that a run names

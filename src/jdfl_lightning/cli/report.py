@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from jdfl_lightning.core.lists import Fractions
+from jdfl_lightning.ui.starting import starting
 
 if TYPE_CHECKING:
     from jdfl_lightning.report.write import Report
@@ -26,7 +29,8 @@ def report(
         target: Say the rounds and bytes to reach these accuracies, such as 0.7,0.8; none for each algorithm's base.
         wandb: Put table and figures on Weights & Biases too.
     """
-    from jdfl_lightning.report.write import write_report
+    with starting():
+        from jdfl_lightning.report.write import write_report
 
     written = write_report(runs, output, target)
     if wandb:
@@ -36,7 +40,11 @@ def report(
 
 
 def tell(report: Report) -> None:
-    """Say where a report is."""
+    """Show a report's comparison, and say where the report is."""
+    from jdfl_lightning.report.screen import comparison_tables
+    from jdfl_lightning.ui.tables import show_tables
+
+    show_tables(Console(), comparison_tables(report))
     print(f"runs compared: {report.num_runs}, left out: {len(report.left_out)}; see {report.page}")
 
 

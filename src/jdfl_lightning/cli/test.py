@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from rich.console import Console
+
+from jdfl_lightning.cli.program import FAILED
+from jdfl_lightning.ui.starting import starting
+
 
 def evaluate(
     run: Path,
@@ -22,15 +27,14 @@ def evaluate(
         data__root: Folder of the images, if they have moved since the run.
         trust: Import whatever classes the run folder names, even if you did not make it here.
     """
-    from rich.console import Console
-
-    from jdfl_lightning.cli.program import FAILED
-    from jdfl_lightning.report.details import details_tables
-    from jdfl_lightning.report.run import accuracy_table
-    from jdfl_lightning.server.closing import write_details
-    from jdfl_lightning.storage.folder import read_run
-    from jdfl_lightning.studies import inference
-    from jdfl_lightning.ui.display import open_display
+    with starting():
+        from jdfl_lightning.report.details import details_tables
+        from jdfl_lightning.report.run import accuracy_table
+        from jdfl_lightning.server.closing import write_details
+        from jdfl_lightning.storage.folder import read_run
+        from jdfl_lightning.studies import inference
+        from jdfl_lightning.ui.display import open_display
+        from jdfl_lightning.ui.tables import show_tables
 
     console = Console()
     with open_display(console) as display:
@@ -39,9 +43,8 @@ def evaluate(
     rows = {row.pop("weights"): row for row in done.rows}
     found = read_run(run)
     usual = found.config.get("score", "max")
-    console.print(accuracy_table(f"class-only accuracy (%), score {score or usual}", rows))
-    for table in details_tables(details):
-        console.print(table)
+    title = f"class-only accuracy (%), score {score or usual}"
+    show_tables(console, [accuracy_table(title, rows), *details_tables(details)])
     if score not in (None, usual):  # other numbers are what was asked for
         return 0
     logged = {which: row for which, row in found.ends.items() if not math.isnan(row["test/acc"])}  # it was evaluated

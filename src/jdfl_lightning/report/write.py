@@ -17,7 +17,7 @@ from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_runs
 from jdfl_lightning.report.comparison import COLUMNS, Line, Section, compare
 from jdfl_lightning.report.figures import DPI, ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
 from jdfl_lightning.report.leave_one_out import leave_one_out
-from jdfl_lightning.report.markup import Block, Chapter, Picture, is_report, render
+from jdfl_lightning.report.markup import Block, Chapter, Picture, Table, is_report, render
 from jdfl_lightning.storage.folder import SavedRun
 
 TITLE = "Comparison of runs"
@@ -55,6 +55,8 @@ class Report:
     """The content of ``report.csv``."""
     pictures: list[Path]
     """The figures."""
+    comparison: list[tuple[str, Table]]
+    """The accuracies of each experiment, with its title: what a terminal shows."""
 
     @property
     def page(self) -> Path:
@@ -114,7 +116,9 @@ def write_report(
     contents = [tables.as_csv(results) if name == "report.csv" else render(name, TITLE, parts) for name in names]
     for name, content in zip(names, contents, strict=True):
         write_whole(output / name, content.encode(errors="replace"))  # a folder name may not be valid text
-    return Report(output, count, left_out, results, sorted(output.glob(_PICTURES)))
+    shown = [(group.title, group.table(example.protocol.picked)) for group, example in left_out_domains]
+    shown += [(section.title, _accuracies(section)) for section in sections]
+    return Report(output, count, left_out, results, sorted(output.glob(_PICTURES)), shown)
 
 
 def _check_output(output: Path) -> None:
@@ -141,6 +145,12 @@ def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
     return f"{runs} compared; {aside}."
 
 
+def _accuracies(section: Section) -> Table:
+    """Return the main table of an experiment."""
+    caption = f"Accuracy (%) {section.protocol.picked}; mean ± standard deviation over seeds."
+    return tables.accuracy_table(section.rows, caption, section.lines("main", "accuracy_picked_on_test"))
+
+
 def _part(section: Section, what: str, pictures: Path) -> Chapter:
     """Return an experiment's tables and pictures; draw the figures to files that start with `pictures`."""
 
@@ -153,10 +163,8 @@ def _part(section: Section, what: str, pictures: Path) -> Chapter:
     rows, drawn, sweep = section.rows, section.drawn, section.sweep
     one_m = " Where several M were given, one is drawn: the number of true domains, or else the median."
     one_m = one_m if len(drawn) < len(rows) else ""
-    caption = f"Accuracy (%) {section.protocol.picked}; mean ± standard deviation over seeds."
-    on_test = section.lines("main", "accuracy_picked_on_test")
     about = f"{section.about}. Protocol: {section.protocol.name}."
-    blocks: list[Block] = [about, tables.accuracy_table(rows, caption, on_test)]
+    blocks: list[Block] = [about, _accuracies(section)]
     caption = f"Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut.{one_m}"
     blocks.append(draw(accuracy_figure(section), "accuracy", caption, "curves, a panel for each algorithm", drawn))
     blocks.append(tables.domain_table(section))

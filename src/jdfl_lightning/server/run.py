@@ -87,6 +87,7 @@ def _find_domains(session: Session) -> PseudoDomains:
     known = load_discovery(folder, data, experiment.data.num_clients)
     if known is None:
         if updates is None:
+            events.clients_asked("discovery", experiment.discovery_clients)
             answered, unassigned = events.client_answered, events.client_unassigned
             updates = collect_updates(experiment, session.runner, session.workspace, answered, unassigned)
         found = find_domains(experiment, updates)

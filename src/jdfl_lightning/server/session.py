@@ -38,7 +38,7 @@ from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, 
 from jdfl_lightning.storage.stops import save_stop
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.storage.weights import save_network
-from jdfl_lightning.ui.display import Display, as_text
+from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture, logger_address, open_logger
 
@@ -159,7 +159,7 @@ def _describe(experiment: Experiment, folder: Path, display: Display) -> None:
     protocol = Protocol.of({name: getattr(data, name) for name in option_defaults()}, experiment.selection)
     about["protocol"] |= {"name": protocol.name, "select": protocol.select}
     save_data(folder, about)
-    display.say(as_text(data_table(about)))
+    display.table(data_table(about))
     display.say(f"protocol: {protocol.name}; accuracy is reported {protocol.picked}")
 
 

@@ -151,6 +151,7 @@ def find(
     ]
     with case.backend.open(workspace.experiment, ClientStates(folder / "clients")) as runner:
         sent: list[Record] = []
+        display.step(name, 0, len(tasks))
         for result in _answers(runner, tasks):
             sent.append(result)
             display.step(name, len(sent), len(tasks))
