@@ -145,7 +145,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     texts = {}
     for command in COMMANDS:
         with pytest.raises(SystemExit) as done:
-            main([command, "--help"])
+            main([*command.split(), "--help"])
         assert done.value.code == 0
         texts[command] = " ".join(capsys.readouterr().out.split())
     settings = [

@@ -95,6 +95,11 @@ from jdfl_lightning.studies.matrix import Suite as Suite, suite as suite
 from jdfl_lightning.studies.model import TrainedModel as TrainedModel
 from jdfl_lightning.studies.run import Discovery as Discovery, Run as Run
 from jdfl_lightning.studies.training import discover as discover, fit as fit
+from jdfl_lightning.studies.validation import (
+    Estimate as Estimate,
+    Validation as Validation,
+    validate as validate,
+)
 from jdfl_lightning.supervision import (
     EM as EM,
     ClientSums as ClientSums,

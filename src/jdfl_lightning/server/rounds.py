@@ -150,7 +150,7 @@ def _run_round(
                 experiment, runner, theta_0, domains, clients, draw, tally.step, events.client_unassigned
             )
             probes_down, probes_up = probes_down + down, probes_up + up
-        tasks = _tasks(experiment, state, domains, clients, context)
+        tasks = round_tasks(experiment, state, domains, clients, context)
         answers = tally.count(runner.fit(tasks))
         results = tally.watch(_screen(experiment, answers, tasks[0], frozen, tally.refuse), domains)
         aggregated = _aggregate(algorithm, state, results, context, tally)
@@ -185,7 +185,7 @@ def _run_round(
     return ServerState(number, weights, buffers, record, learned, kept, domains, taken), metrics
 
 
-def _tasks(
+def round_tasks(
     experiment: Experiment,
     state: ServerState,
     domains: PseudoDomains | None,

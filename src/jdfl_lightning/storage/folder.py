@@ -87,6 +87,15 @@ def lock_run(folder: Path) -> RunLock:
     return RunLock(descriptor)
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether another process writes a run folder; False where the system has no locks."""
+    try:
+        lock_run(folder).close()
+    except InputError:
+        return True
+    return False
+
+
 @dataclass(frozen=True, repr=False)
 class SavedRun:
     """The contents of a run folder."""
