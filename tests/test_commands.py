@@ -93,14 +93,12 @@ def test_runs_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(part in out for part in ("75.00", "algorithm", "SCAFFOLD", "70.00"))
     compared = printed(capsys, "runs", "compare", "runs", "--json")
     assert [run["accuracy"] for run in compared["runs"]] == [0.5, 0.7]
-    assert (
-        compared["settings"]
-        == {
-            "algorithm": ["jdfl_lightning.algorithms.FedAvg", "jdfl_lightning.algorithms.SCAFFOLD"],
-            "lr": [0.1, 0.01],
-            "rounds": [2, 3],
-            "seed_everything": [0, 1],
-            "supervision": ["jdfl_lightning.supervision.plain.Plain", "jdfl_lightning.supervision.graded.Graded"],
+    assert compared["settings"] == {
+        "algorithm": ["jdfl_lightning.algorithms.FedAvg", "jdfl_lightning.algorithms.SCAFFOLD"],
+        "lr": [0.1, 0.01],
+        "rounds": [2, 3],
+        "seed_everything": [0, 1],
+        "supervision": ["jdfl_lightning.supervision.plain.Plain", "jdfl_lightning.supervision.graded.Graded"],
         "supervision.tau": [None, 0.1],
     }
     assert main(["runs", "compare", "runs"]) == 0
