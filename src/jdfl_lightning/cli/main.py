@@ -22,6 +22,7 @@ from jdfl_lightning.cli.runs import compare, list_all, rm, show
 from jdfl_lightning.cli.suite import suite
 from jdfl_lightning.cli.test import evaluate
 from jdfl_lightning.cli.validate import validate
+from jdfl_lightning.cli.watch import watch
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean, plain
 from jdfl_lightning.ui.starting import starting
 
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": predict,
     "export": export,
     "report": report,
+    "watch": watch,
     "runs list": list_all,
     "runs show": show,
     "runs compare": compare,
@@ -46,7 +48,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "completion": completion,
 }
 """By the words of the command line."""
-_IMPORT_NOTHING = (report, list_all, show, compare, rm, download, completion)
+_IMPORT_NOTHING = (report, list_all, show, compare, rm, watch, download, completion)
 """Commands that import no class that a config or a run folder names."""
 
 

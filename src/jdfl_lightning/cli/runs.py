@@ -17,7 +17,7 @@ def list_all(runs: list[Path] = [], json: bool = False) -> int:  # noqa: B006 - 
     """
     from dataclasses import asdict
 
-    from jdfl_lightning.cli.output import as_json
+    from jdfl_lightning.core.output import as_json
     from jdfl_lightning.report.listing import list_runs, list_table
     from jdfl_lightning.ui.tables import show_tables
 
@@ -41,7 +41,7 @@ def show(runs: list[Path], json: bool = False) -> int:
         runs: Run folders.
         json: Print JSON, a list of objects.
     """
-    from jdfl_lightning.cli.output import as_json
+    from jdfl_lightning.core.output import as_json
     from jdfl_lightning.report.listing import list_table, run_record, settings_table, summarize
     from jdfl_lightning.report.run import run_table
     from jdfl_lightning.storage.folder import read_run
@@ -68,7 +68,7 @@ def compare(runs: list[Path], json: bool = False) -> int:
     """
     from dataclasses import asdict
 
-    from jdfl_lightning.cli.output import as_json
+    from jdfl_lightning.core.output import as_json
     from jdfl_lightning.report.collect import find_run_folders
     from jdfl_lightning.report.listing import compare_table, differences, summarize
     from jdfl_lightning.storage.folder import read_run

@@ -9,8 +9,8 @@ from typing import Literal
 
 from rich.console import Console
 
-from jdfl_lightning.cli.output import as_json
 from jdfl_lightning.cli.program import FAILED
+from jdfl_lightning.core.output import as_json
 from jdfl_lightning.ui.starting import starting
 
 

@@ -20,9 +20,9 @@ def validate(settings: Sequence[str], json: bool = False) -> int:
     with starting(settings):
         from dataclasses import asdict
 
-        from jdfl_lightning.cli.output import as_json
         from jdfl_lightning.config import parse_experiment
         from jdfl_lightning.core.memory import reuse_memory
+        from jdfl_lightning.core.output import as_json
         from jdfl_lightning.data.summary import data_table
         from jdfl_lightning.report.listing import estimates_table
         from jdfl_lightning.studies import validation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,8 @@ from jdfl_lightning.storage.names import DISCOVERY, DOMAIN_PREFIX, METRICS, RUNS
 from jdfl_lightning.storage.stops import Stop, read_stop
 from jdfl_lightning.storage.trust import CONFIG
 
+_TRIES = 3
+"""Attempts to lock a folder: whoever only looks at its state holds the lock for an instant."""
 _DPI = 130
 """Resolution of the figures in a run folder."""
 
@@ -77,13 +80,18 @@ def lock_run(folder: Path) -> RunLock:
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.") from error
-    except OSError:  # a file system without locks
-        pass
+    for left in range(_TRIES - 1, -1, -1):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if left:
+                time.sleep(0.02)
+                continue
+            os.close(descriptor)
+            raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.") from error
+        except OSError:  # a file system without locks
+            pass
+        break
     return RunLock(descriptor)
 
 

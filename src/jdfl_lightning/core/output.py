@@ -1,4 +1,4 @@
-"""What commands print for scripts."""
+"""Plain values as JSON, for scripts and for pages."""
 
 from __future__ import annotations
 
