@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from jdfl_lightning.core.lists import Fractions
+from jdfl_lightning.core.lists import Fractions, Names
 from jdfl_lightning.ui.starting import starting
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def report(
     runs: list[Path],
     output: Path = Path("report"),
     target: Fractions = Fractions(""),
+    formats: Names | None = None,
     wandb: bool = False,
 ) -> int:
     """compare runs: tables and figures of accuracy, gain, domains and cost, beside the paper's values
@@ -27,12 +28,13 @@ def report(
         runs: Run folders, or folders that contain some.
         output: Where the report goes: new, empty, or with an earlier report, which is replaced.
         target: Say the rounds and bytes to reach these accuracies, such as 0.7,0.8; none for each algorithm's base.
+        formats: Formats of the figures besides PNG, such as pdf,svg; null for none.
         wandb: Put table and figures on Weights & Biases too.
     """
     with starting():
         from jdfl_lightning.report.write import write_report
 
-    written = write_report(runs, output, target)
+    written = write_report(runs, output, target, formats or ())
     if wandb:
         upload(written)
     tell(written)

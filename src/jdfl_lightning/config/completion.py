@@ -16,7 +16,7 @@ from jdfl_lightning.core.errors import subclasses
 
 Options = dict[str, list[str]]
 """Options, each with the values that it takes; none where it takes any."""
-_CLASSES = (
+_NAMED_CLASSES = (
     *("data", "algorithm", "supervision", "backend", "logger"),
     *("optimizer", "lr_scheduler", "round_scheduler", "clustering.criterion"),
 )
@@ -110,7 +110,7 @@ def setting_options() -> Options:
         for kind in subclasses(hints[name]):
             if kind.__name__ in jdfl_lightning.__all__:
                 found |= {f"--{name}.{argument}": [] for argument in argument_names(kind)}
-    for name in _CLASSES:
+    for name in _NAMED_CLASSES:
         found[f"--{name}"] = possible_values(name)
     return found
 

@@ -96,7 +96,7 @@ def _find_domains(session: Session) -> PseudoDomains:
         _, found = known
     record = read_discovery(folder)
     if experiment.figures:
-        save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE)
+        save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE, experiment.figure_formats)
         log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
     if journal.logger is not None and known is None:
         numbers = [name for name in ("num_domains", "ari", "nmi", "bytes_down", "bytes_up") if name in record]

@@ -6,11 +6,13 @@ import io
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from jdfl_lightning.core.errors import InputError
@@ -18,14 +20,23 @@ from jdfl_lightning.core.files import is_aside, read_settings, refuse_links, wri
 from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
 from jdfl_lightning.storage.discoveries import Summary, read_as
 from jdfl_lightning.storage.metrics import read_rows
-from jdfl_lightning.storage.names import DISCOVERY, DOMAIN_PREFIX, METRICS, RUNS, UNSEEN_PREFIX, Selection, Which
+from jdfl_lightning.storage.names import (
+    DISCOVERY,
+    DOMAIN_PREFIX,
+    METRICS,
+    RUNS,
+    UNSEEN_PREFIX,
+    FigureFormat,
+    Selection,
+    Which,
+)
 from jdfl_lightning.storage.stops import Stop, read_stop
 from jdfl_lightning.storage.trust import CONFIG
 
 _TRIES = 3
 """Attempts to lock a folder: whoever only looks at its state holds the lock for an instant."""
-_DPI = 130
-"""Resolution of the figures in a run folder."""
+DPI = 130
+"""Resolution of figures."""
 
 
 def make_run_folder(run_dir: str | None, name: str) -> Path:
@@ -53,11 +64,21 @@ def require_own_files(folder: Path) -> None:
     refuse_links(folder, (CHECKPOINTS, CLIENTS))
 
 
-def save_figure(figure: Figure, file: Path) -> None:
-    """Write a figure of a run folder."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=_DPI)
-    write_whole(file, out.getvalue())
+def save_figure(figure: Figure, file: Path, formats: Sequence[FigureFormat] = ()) -> None:
+    """Write a figure as PNG, and in other formats beside it: the same figure gives the same bytes.
+
+    Args:
+        figure: the figure.
+        file: the file, which ends in ``.png``.
+        formats: the other formats.
+    """
+    dates: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    for kind in ("png", *formats):
+        out = io.BytesIO()
+        # fonts that can be edited and that journals take; names that do not depend on the time
+        with rc_context({"pdf.fonttype": 42, "svg.hashsalt": file.stem}):
+            figure.savefig(out, format=kind, dpi=DPI, metadata=dates.get(kind))
+        write_whole(file.with_suffix(f".{kind}"), out.getvalue())
 
 
 class RunLock:

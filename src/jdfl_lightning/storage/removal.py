@@ -24,12 +24,24 @@ from jdfl_lightning.storage.names import (
 )
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
 
-_FOLDERS = {CHECKPOINTS, CLIENTS, "wandb", "csv", "tensorboard"}
+_OWN_FOLDERS = {CHECKPOINTS, CLIENTS, "wandb", "csv", "tensorboard"}
 """Folders that a run makes: its checkpoints, its clients' states, and those of the loggers."""
-_FILES = {CONFIG, METRICS, DATA, EVALUATION, CONFUSION, CLIENT_ROWS, STOPPED, DISCOVERY, VECTORS, DIAGNOSIS, NETWORK}
-_FILES |= {"best.safetensors", "last.safetensors"}
-_PICTURES = {"curves", "discovery", "confusion", "targets", "diagnosis"}
-_FORMATS = {".png", ".pdf", ".svg"}
+_OWN_FILES = {
+    CONFIG,
+    METRICS,
+    DATA,
+    EVALUATION,
+    CONFUSION,
+    CLIENT_ROWS,
+    STOPPED,
+    DISCOVERY,
+    VECTORS,
+    DIAGNOSIS,
+    NETWORK,
+}
+_OWN_FILES |= {"best.safetensors", "last.safetensors"}
+_OWN_PICTURES = {"curves", "discovery", "confusion", "targets", "diagnosis"}
+_PICTURE_ENDS = {".png", ".pdf", ".svg"}
 
 
 def remove_runs(folders: Sequence[Path]) -> None:
@@ -73,6 +85,6 @@ def check_removable(folder: Path) -> None:
 def _is_ours(entry: Path) -> bool:
     """Return whether a run writes a file or folder of this name."""
     if entry.is_dir() and not entry.is_symlink():
-        return entry.name in _FOLDERS
-    picture = entry.stem in _PICTURES and entry.suffix in _FORMATS
-    return entry.name in _FILES or picture or is_aside(entry.name)
+        return entry.name in _OWN_FOLDERS
+    picture = entry.stem in _OWN_PICTURES and entry.suffix in _PICTURE_ENDS
+    return entry.name in _OWN_FILES or picture or is_aside(entry.name)

@@ -123,7 +123,7 @@ def _sweep(experiment: Experiment, sweep: Sweep, display: Display) -> Path:
             except KeyboardInterrupt:
                 again = f"jdfl-lightning diagnose --resume {folder}, with --seeds and so on as before"
                 raise Interrupted(again) from None
-        save_figure(draw_diagnosis(folder), folder / DIAGNOSIS_FIGURE)
+        save_figure(draw_diagnosis(folder), folder / DIAGNOSIS_FIGURE, experiment.figure_formats)
     return folder
 
 
