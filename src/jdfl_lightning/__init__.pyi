@@ -44,8 +44,10 @@ from jdfl_lightning.data import (
     PACS as PACS,
     DigitsDomains as DigitsDomains,
     DomainDataModule as DomainDataModule,
+    HubDomains as HubDomains,
     ImageFolderDomains as ImageFolderDomains,
     OfficeCaltech as OfficeCaltech,
+    RealDigits as RealDigits,
     SiteFolders as SiteFolders,
 )
 from jdfl_lightning.data.transforms import to_input as to_input

@@ -103,8 +103,8 @@ class Experiment:
     seed_everything: int = setting(0, phase_1=True)
     """Seed of everything random: initialisation, split, sampling, shuffling, random targets."""
     data: DomainDataModule = setting(factory=lambda: DigitsDomains(size=16), phase_1=True)
-    """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, SiteFolders, or your own subclass of
-    DomainDataModule."""
+    """The images: DigitsDomains, RealDigits, PACS, OfficeCaltech, HubDomains, ImageFolderDomains, SiteFolders, or your
+    own subclass of DomainDataModule."""
     model: Part | None = setting(None, phase_1=True, in_paper=False)
     """A subclass of JointModule by its import path, with its own arguments; null for JointModule."""
     backbone: str = setting("PaperCNN", phase_1=True)
