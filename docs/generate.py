@@ -53,7 +53,7 @@ def commands() -> str:
     """Return the help of every command."""
     parts = [f"```text\n{_help()}\n```"]
     for name, command in COMMANDS.items():
-        parts.append(f"## {name}\n\n{summary(command)}.\n\n```text\n{_help(name)}\n```")
+        parts.append(f"## {name}\n\n{summary(command)}.\n\n```text\n{_help(*name.split())}\n```")
     return "\n\n".join(parts)
 
 

@@ -104,7 +104,7 @@ def _pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (1, 1)).save(pixel, "png")
     for module in ("run", "session", "closing"):
         name = f"jdfl_lightning.server.{module}.save_figure"
-        monkeypatch.setattr(name, lambda _, file: write_whole(file, pixel.getvalue()))
+        monkeypatch.setattr(name, lambda _, file, *formats: write_whole(file, pixel.getvalue()))
 
 
 @pytest.fixture(autouse=True)

@@ -67,6 +67,9 @@ class Diary(RunCallback):
     def discovered(self, domains: PseudoDomains | None) -> None:
         self.calls.append(("discovered", None if domains is None else domains.num_domains))
 
+    def clients_asked(self, stage: str, total: int) -> None:
+        self.calls.append(("asked", stage, total))
+
     def client_answered(self, stage: str, done: int, total: int) -> None:
         self.calls.append(("answered", stage, done, total))
 
@@ -103,20 +106,22 @@ def test_every_event_in_its_order() -> None:
     run = fit(experiment(algorithm=Fussy(), run_dir="run", evaluate_every=2, callbacks=[diary]))
     assert diary.calls == []  # the run had a copy
     calls = Diary.found["run"]
-    assert calls[:2] == [("started", 4, 2), ("answered", "discovery", 1, 4)]
-    assert [call[:3] for call in calls[5:]] == [
+    assert calls[:3] == [("started", 4, 2), ("asked", "discovery", 4), ("answered", "discovery", 1, 4)]
+    assert [call[:3] for call in calls[6:]] == [
         ("discovered", 3),
+        ("asked", "round 1", 4),
         *(("answered", "round 1", done) for done in (1, 2, 3)),
         ("refused", 1, 2),
         ("answered", "round 1", 4),
         ("aggregated", 1, 3),
         ("evaluated", 1, False),
+        ("asked", "round 2", 4),
         *(("answered", "round 2", done) for done in (1, 2, 3, 4)),
         ("aggregated", 2, 4),
         ("evaluated", 2, True),
         ("ended", None),
     ]
-    assert "no luck" in calls[9][3]
+    assert "no luck" in calls[11][3]
     first, last = (call[4] for call in Diary.rounds("run"))
     assert "test/acc" not in first
     assert "round" not in last

@@ -13,12 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
+from rich.table import Table
 
 from helpers import environment, finished, until
 from jdfl_lightning.cli import COMMANDS, main
+from jdfl_lightning.report.run import accuracy_table
 from jdfl_lightning.ui.display import LiveDisplay, PlainDisplay, open_display
+from jdfl_lightning.ui.starting import starting
+from jdfl_lightning.ui.tables import fitted, show_tables, table_width
+from run_folders import config, write_run
 
 QUICK = ["--data.size", "8", "--data.num_clients", "4", "--rounds", "2", "--epochs", "1", "--clustering.epochs", "1"]
 
@@ -138,7 +145,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     texts = {}
     for command in COMMANDS:
         with pytest.raises(SystemExit) as done:
-            main([command, "--help"])
+            main([*command.split(), "--help"])
         assert done.value.code == 0
         texts[command] = " ".join(capsys.readouterr().out.split())
     settings = [
@@ -252,19 +259,98 @@ def test_plain_display() -> None:
 
 
 def test_live_display() -> None:
+    """Something moves before anything can be counted, and a line of each round stays."""
     out = StringIO()
-    display = open_display(Console(file=out, force_terminal=True, width=120))
+    display = open_display(Console(file=out, force_terminal=True, width=80))
     assert isinstance(display, LiveDisplay)
-    with display:
-        display.say("run folder: x")
-        display.step("discovery", 2, 2)
-        display.step("round 1", 1, 5)
-        display.round(1, 3, METRICS)
-        display.step("round 2", 1, 5)
+
+    def shown() -> str:
+        out.truncate(out.seek(0))
         display._bars.refresh()
-        shown = out.getvalue()
-    for part in ("run folder: x", "discovery", "rounds", "1/3", "acc 50.00", "left 0:06", "round 2", "1/5"):
-        assert part in shown
+        return out.getvalue()
+
+    with display:
+        assert "starting" in shown()
+        display.say("run folder: x")
+        display.step("discovery", 0, 2)
+        assert all(part in shown() for part in ("running", "discovery", "0/2"))
+        display.step("round 1", 1, 5)
+        out.truncate(out.seek(0))
+        display.round(1, 3, METRICS)
+        assert "round 1/3  acc 50.00  best 50.00  worst domain 25.00  loss 1.0000" in out.getvalue()
+        display.step("round 2", 0, 5)
+        assert all(part in shown() for part in ("rounds", "1/3", "left 0:06", "round 2", "0/5"))
+        display.round(2, 3, METRICS)
+        display.round(3, 3, METRICS)
+        assert "finishing" in shown()
+        display.run(2, 4, "fedavg-base-seed1")
+        assert all(part in shown() for part in ("runs", "1/4", "starting"))
+        assert "round 2" not in shown()
+
+
+def nine_domains() -> Table:
+    rows = {which: {"round": 3.0, "test/acc": 0.5, "test/acc_worst": 0.25} for which in ("best", "last")}
+    for row in rows.values():
+        row |= {f"test/acc/domain_{place}": place / 10 for place in range(9)}
+    return accuracy_table("class-only accuracy (%)", rows)
+
+
+def test_a_table_that_is_too_wide_is_turned() -> None:
+    out = StringIO()
+    show_tables(Console(file=out, width=80), [nine_domains()])
+    title, *lines = out.getvalue().splitlines()
+    assert title == "class-only accuracy (%)"
+    assert max(map(len, lines)) <= 80
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert cells[:3] == [["round", "3", "3"], ["overall", "50.00", "50.00"], ["domain_0", "0.00", "0.00"]]
+    assert cells[10:] == [["domain_8", "80.00", "80.00"], ["worst", "25.00", "25.00"]]
+    assert fitted(nine_domains(), 140)[0].row_count == 2  # wide enough: as it is
+
+
+@given(st.integers(2, 12), st.integers(1, 12), st.integers(20, 100))
+def test_no_cell_is_lost_or_broken(columns: int, rows: int, width: int) -> None:
+    """Whatever the width, every value stands below its column's name or beside it, in a line that fits."""
+    table = Table("name", *(f"c{place}" for place in range(columns)), title="title", caption="caption")
+    for row in range(rows):
+        table.add_row(f"r{row}", *(f"{row}.{place}" for place in range(columns)))
+    parts = fitted(table, width)
+    found = set()
+    for part in parts:
+        assert table_width(part) <= width
+        _, *heads = [str(column.header) for column in part.columns]
+        names, *values = [[str(cell) for cell in column.cells] for column in part.columns]
+        for head, cells in zip(heads, values, strict=True):
+            found |= {(*sorted((head, name)), cell) for name, cell in zip(names, cells, strict=True)}
+    assert found == {(f"c{place}", f"r{row}", f"{row}.{place}") for row in range(rows) for place in range(columns)}
+    assert [part.title for part in parts] == ["title", *[None] * (len(parts) - 1)]
+    assert [part.caption for part in parts] == [*[None] * (len(parts) - 1), "caption"]
+
+
+def test_report_ends_with_the_comparison(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    for seed, (base, graded) in enumerate([(0.50, 0.52), (0.60, 0.63), (0.55, 0.56)]):
+        write_run(Path(f"runs/base{seed}"), config("FedAvg", "base", seed, rounds=1), [base])
+        write_run(Path(f"runs/graded{seed}"), config("FedAvg", "graded", seed, rounds=1), [graded])
+    assert main(["report", "runs"]) == 0
+    out = capsys.readouterr().out
+    cells = [[cell.strip() for cell in line.split("│")[1:5]] for line in out.splitlines() if line.startswith("│")]
+    # 2, 3 and 1 points: mean 2, deviation 1, half-width t(0.975, 2) / sqrt(3) = 4.3027 / 1.7321 = 2.48
+    assert cells[0] == ["FedAvg base", "55.00 ± 5.00", "-", "-"]
+    assert cells[1] == ["FedAvg graded", "57.00 ± 5.57", "+2.00 [-0.48, +4.48]", "undecided"]
+    assert out.splitlines()[-1] == "runs compared: 6, left out: 0; see report/report.html"
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_that_a_command_starts() -> None:
+    """Before anything is imported, and nothing of it stays; the settings that are printed are not touched."""
+    command = f"{sys.executable} -m jdfl_lightning fit --rounds 0"
+    done = subprocess.run(["script", "-qec", command, "typescript"], capture_output=True, env=environment())
+    assert done.returncode == 2
+    first, *_ = done.stdout.decode().split("jdfl-lightning: Expected --rounds")
+    assert "starting" in first
+    assert first.endswith("\x1b[2K")  # the line is erased
+    with starting(["--print_config"]):
+        pass
 
 
 @pytest.mark.slow

@@ -47,8 +47,10 @@ from jdfl_lightning.data import (
     PACS as PACS,
     DigitsDomains as DigitsDomains,
     DomainDataModule as DomainDataModule,
+    HubDomains as HubDomains,
     ImageFolderDomains as ImageFolderDomains,
     OfficeCaltech as OfficeCaltech,
+    RealDigits as RealDigits,
     SiteFolders as SiteFolders,
 )
 from jdfl_lightning.data.transforms import to_input as to_input
@@ -98,6 +100,11 @@ from jdfl_lightning.studies.matrix import Suite as Suite, suite as suite
 from jdfl_lightning.studies.model import TrainedModel as TrainedModel
 from jdfl_lightning.studies.run import Discovery as Discovery, Run as Run
 from jdfl_lightning.studies.training import discover as discover, fit as fit
+from jdfl_lightning.studies.validation import (
+    Estimate as Estimate,
+    Validation as Validation,
+    validate as validate,
+)
 from jdfl_lightning.supervision import (
     EM as EM,
     ClientSums as ClientSums,

@@ -72,6 +72,14 @@ class RunCallback:
     def discovered(self, domains: PseudoDomains | None) -> None:
         """Called before the first round with the pseudo-domains; None for the baseline, which has none."""
 
+    def clients_asked(self, stage: str, total: int) -> None:
+        """Called before clients begin to train.
+
+        Args:
+            stage: what they are asked for: ``discovery``, or such as ``round 3``.
+            total: how many are asked.
+        """
+
     def client_answered(self, stage: str, done: int, total: int) -> None:
         """Called when a client has answered, whether its answer can be used or not.
 

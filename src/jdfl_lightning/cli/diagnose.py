@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.console import Console
+
+from jdfl_lightning.cli.program import PROGRAM
 from jdfl_lightning.core.lists import Numbers
+from jdfl_lightning.ui.starting import starting
 
 
 def diagnose(
@@ -21,22 +25,20 @@ def diagnose(
         batch_sizes: Batch sizes to try.
         max_epochs: E_0 is tried from 1 to this.
     """
-    from rich.console import Console
+    with starting(settings):
+        from jdfl_lightning.config import parse_experiment
+        from jdfl_lightning.core.memory import reuse_memory
+        from jdfl_lightning.report.diagnosis import diagnosis_tables
+        from jdfl_lightning.studies.diagnose import Sweep
+        from jdfl_lightning.studies.diagnose import diagnose as sweep_over
+        from jdfl_lightning.ui.display import open_display
+        from jdfl_lightning.ui.tables import show_tables
 
-    from jdfl_lightning.cli.program import PROGRAM
-    from jdfl_lightning.config import parse_experiment
-    from jdfl_lightning.core.memory import reuse_memory
-    from jdfl_lightning.report.diagnosis import diagnosis_tables
-    from jdfl_lightning.studies.diagnose import Sweep
-    from jdfl_lightning.studies.diagnose import diagnose as sweep_over
-    from jdfl_lightning.ui.display import open_display
-
-    reuse_memory()
-    experiment = parse_experiment(f"{PROGRAM} diagnose", settings)
+        reuse_memory()
+        experiment = parse_experiment(f"{PROGRAM} diagnose", settings)
     console = Console()
     with open_display(console) as display:
         folder = sweep_over(experiment, Sweep(seeds, batch_sizes, max_epochs), display).folder
-    for table in diagnosis_tables(folder):
-        console.print(table)
+    show_tables(console, diagnosis_tables(folder))
     console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
     return 0

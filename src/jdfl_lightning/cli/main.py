@@ -8,22 +8,29 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
+from jdfl_lightning.cli.completion import completion
 from jdfl_lightning.cli.diagnose import diagnose
 from jdfl_lightning.cli.discover import discover
+from jdfl_lightning.cli.download import download
 from jdfl_lightning.cli.export import export
 from jdfl_lightning.cli.fit import fit
 from jdfl_lightning.cli.imports import add_own_modules
 from jdfl_lightning.cli.predict import predict
 from jdfl_lightning.cli.program import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, PROGRAM, TERMINATED
 from jdfl_lightning.cli.report import report
+from jdfl_lightning.cli.runs import compare, list_all, rm, show
 from jdfl_lightning.cli.suite import suite
 from jdfl_lightning.cli.test import evaluate
+from jdfl_lightning.cli.validate import validate
+from jdfl_lightning.cli.watch import watch
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean, plain
+from jdfl_lightning.ui.starting import starting
 
 _LONGEST = 2000
 """Limit on the characters of a message, which may quote a file."""
 
 COMMANDS: dict[str, Callable[..., int]] = {
+    "validate": validate,
     "fit": fit,
     "discover": discover,
     "diagnose": diagnose,
@@ -32,7 +39,17 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": predict,
     "export": export,
     "report": report,
+    "watch": watch,
+    "runs list": list_all,
+    "runs show": show,
+    "runs compare": compare,
+    "runs rm": rm,
+    "download": download,
+    "completion": completion,
 }
+"""By the words of the command line."""
+_IMPORT_NOTHING = (report, list_all, show, compare, rm, watch, download, completion)
+"""Commands that import no class that a config or a run folder names."""
 
 
 def summary(command: Callable[..., int]) -> str:
@@ -55,6 +72,18 @@ def _show_note(message: Warning | str, *_: object, **__: object) -> None:
     print(f"note: {plain(str(message), _LONGEST)}", file=sys.stderr)
 
 
+def _find_command(args: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of a command, of one word or two, and the arguments after it."""
+    for words in (1, 2):
+        if (name := " ".join(args[:words])) in COMMANDS:
+            return name, list(args[words:])
+    given = [word for word in args[:2] if not word.startswith("-")]
+    group = any(name.startswith(f"{args[0]} ") for name in COMMANDS)
+    name = " ".join(given if group else given[:1])
+    near = did_you_mean(name, list(COMMANDS))
+    raise InputError(f"Expected a command, one of {', '.join(COMMANDS)}, but got {name or args[0]!r}.{near}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a user error ends in one line and exit code 2."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -65,20 +94,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM} {version('jdfl-lightning')}")
         return 0
     try:
-        if args[0] not in COMMANDS:
-            near = did_you_mean(args[0], list(COMMANDS))
-            raise InputError(f"Expected a command, one of {', '.join(COMMANDS)}, but got {args[0]!r}.{near}")
+        name, rest = _find_command(args)
         with warnings.catch_warnings():
             # show notes to the user, but not the libraries' warnings to developers
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", Note)
             warnings.showwarning = _show_note
-            from jdfl_lightning.config import parse_command
+            with starting(args):
+                from jdfl_lightning.config import parse_command
 
-            command = COMMANDS[args[0]]
-            if command is not report:  # which imports nothing that a run names
-                add_own_modules(args[1:])
-            return command(**parse_command(f"{PROGRAM} {args[0]}", command, args[1:]))
+            command = COMMANDS[name]
+            if command not in _IMPORT_NOTHING:
+                add_own_modules(rest)
+            return command(**parse_command(f"{PROGRAM} {name}", command, rest))
     except InputError as error:
         print(f"{PROGRAM}: {plain(' '.join(str(error).split()), _LONGEST)}", file=sys.stderr)
         return BAD_INPUT

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
+from rich.console import Console
+
+from jdfl_lightning.cli.program import FAILED, PROGRAM
 from jdfl_lightning.core.lists import Names, Numbers
+from jdfl_lightning.ui.starting import starting
 
 
 def suite(
@@ -26,25 +31,20 @@ def suite(
         num_domains: Numbers of pseudo-domains to try, such as 2..7; null for what the settings say.
         unseen: Domains to leave out, a run for each, such as photo,sketch; each for all; null for the settings' own.
     """
-    from functools import partial
+    with starting(settings):
+        from jdfl_lightning.cli.report import tell, upload
+        from jdfl_lightning.config import parse_experiment
+        from jdfl_lightning.core.errors import Interrupted, Terminated
+        from jdfl_lightning.core.memory import reuse_memory
+        from jdfl_lightning.studies.matrix import Suite
+        from jdfl_lightning.studies.suite import Combinations, plan, run_suite
+        from jdfl_lightning.ui.display import open_display
+        from jdfl_lightning.ui.loggers import WandbRounds
 
-    from rich.console import Console
-
-    from jdfl_lightning.cli.program import FAILED, PROGRAM
-    from jdfl_lightning.cli.report import tell, upload
-    from jdfl_lightning.config import parse_experiment
-    from jdfl_lightning.core.errors import Interrupted, Terminated
-    from jdfl_lightning.core.memory import reuse_memory
-    from jdfl_lightning.studies.matrix import Suite
-    from jdfl_lightning.studies.suite import Combinations, plan, run_suite
-    from jdfl_lightning.ui.display import open_display
-    from jdfl_lightning.ui.loggers import WandbRounds
-
-    reuse_memory()
-    matrix = Combinations(algorithms, supervisions, seeds, num_domains, unseen)
-    folder, runs = plan(partial(parse_experiment, f"{PROGRAM} suite"), settings, matrix)
-    console = Console()
-    with open_display(console) as display:
+        reuse_memory()
+        matrix = Combinations(algorithms, supervisions, seeds, num_domains, unseen)
+        folder, runs = plan(partial(parse_experiment, f"{PROGRAM} suite"), settings, matrix)
+    with open_display(Console()) as display:
         try:
             done = Suite(folder, run_suite(folder, runs, display))
         except KeyboardInterrupt as error:
@@ -54,7 +54,7 @@ def suite(
         print(f"{PROGRAM}: {name} failed: {failure}", file=sys.stderr)
     if len(done.failures) < len(done.outcomes):
         report = done.report()
-        tell(report)
         if isinstance(runs[0].logger, WandbRounds):
             upload(report, runs[0].logger)
+        tell(report)
     return FAILED if done.failures else 0

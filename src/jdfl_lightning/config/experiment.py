@@ -29,7 +29,7 @@ from jdfl_lightning.joint import Score
 from jdfl_lightning.joint.head import Init
 from jdfl_lightning.models import LAYER_SUBSETS, preprocessing_of
 from jdfl_lightning.regularizers import Regularizer
-from jdfl_lightning.storage.names import Selection
+from jdfl_lightning.storage.names import FigureFormat, Selection
 from jdfl_lightning.supervision import Learned, Random, Supervision, short_names
 from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
@@ -103,8 +103,8 @@ class Experiment:
     seed_everything: int = setting(0, phase_1=True)
     """Seed of everything random: initialisation, split, sampling, shuffling, random targets."""
     data: DomainDataModule = setting(factory=lambda: DigitsDomains(size=16), phase_1=True)
-    """The images: DigitsDomains, PACS, OfficeCaltech, ImageFolderDomains, SiteFolders, or your own subclass of
-    DomainDataModule."""
+    """The images: DigitsDomains, RealDigits, PACS, OfficeCaltech, HubDomains, ImageFolderDomains, SiteFolders, or your
+    own subclass of DomainDataModule."""
     model: Part | None = setting(None, phase_1=True, in_paper=False)
     """A subclass of JointModule by its import path, with its own arguments; null for JointModule."""
     backbone: str = setting("PaperCNN", phase_1=True)
@@ -193,6 +193,8 @@ class Experiment:
     Lightning logger; metrics.csv is written in any case."""
     figures: bool = setting(True, role="output")
     """Draw the pictures of the run folder; false saves some seconds, which count in a suite of many short runs."""
+    figure_formats: list[FigureFormat] = setting(factory=list, role="output", in_paper=False)
+    """Formats in which every picture is saved besides PNG, for papers: a list of pdf, svg."""
     run_dir: str | None = setting(None, role="output")
     """Folder of the run, new or empty; null for a new one in runs/."""
     resume: str | None = setting(None, role="place")

@@ -92,8 +92,9 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
     """Parse the arguments of a command, a function whose annotations and docstring define the options.
 
     A parameter `settings` gets all arguments that are not options of the command: the settings of a run, for
-    `parse_experiment`. A list parameter without a default is positional, with one or more values. Two underscores in a
-    name are a dot in the option's: ``data__root`` is ``--data.root``, a text.
+    `parse_experiment`. A list of paths is positional, with one or more values; with none, too, if it has a default.
+    Two underscores in a name are a dot in the option's: ``data__root`` is ``--data.root``, a text. A bool alone is
+    true: ``--json`` is ``--json true``.
 
     Args:
         program: name of the command in help texts.
@@ -103,13 +104,16 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
     signature = inspect.signature(command).parameters
     takes_settings = "settings" in signature
     own = {name for name in signature if name != "settings"}
-    positional = [name for name, p in signature.items() if "list" in str(p.annotation) and p.default is p.empty]
+    positional = [name for name, p in signature.items() if str(p.annotation) == "list[Path]"]
+    args = _with_values(args, {name for name, p in signature.items() if str(p.annotation) == "bool"})
     parser = _parser(program, (command.__doc__ or "").partition("\n")[0])
     dotted = {name: name.replace("__", ".") for name in own if "__" in name}
     parser.add_function_arguments(command, skip={"settings", *positional, *dotted})
     texts = dict(re.findall(r"^ +(\w+): (.*)", command.__doc__ or "", re.MULTILINE))
     for name in positional:
-        parser.add_argument(name, nargs="+", type=Path, metavar=name.upper(), help=texts.get(name))
+        some = signature[name].default is inspect.Parameter.empty
+        options: dict[str, Any] = {"nargs": "+"} if some else {"nargs": "*", "default": []}
+        parser.add_argument(name, type=Path, metavar=name.upper(), help=texts.get(name), **options)
     for name, option in dotted.items():
         parser.add_argument(f"--{option}", type=str, default=signature[name].default, help=texts.get(name))
     if takes_settings and {"-h", "--help"} & set(args):
@@ -122,6 +126,18 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
     if takes_settings:
         require_options(settings, own)
     return {name: found[dotted.get(name, name)] for name in own} | ({"settings": settings} if takes_settings else {})
+
+
+def _with_values(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """Give options that stand alone the value true.
+
+    >>> _with_values(["--json", "runs", "--yes", "false"], {"json", "yes"})
+    ['--json=true', 'runs', '--yes', 'false']
+    """
+    options = {f"--{name}" for name in names}
+    values = ("true", "false", "yes", "no")  # of YAML's, those that anybody writes
+    pairs = zip(args, [*args, ""][1:], strict=True)
+    return [f"{arg}=true" if arg in options and after.lower() not in values else arg for arg, after in pairs]
 
 
 def _split(args: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:

@@ -129,7 +129,7 @@ def named_in_full(args: Sequence[str]) -> list[str]:
 
 
 def with_lists(args: Sequence[str]) -> list[str]:
-    """Return arguments in which a class given for a list is a list of one, and a Trainer's callback has its options.
+    """Return arguments in which what is given for a list is a list, and a Trainer's callback has its options.
 
     >>> with_lists(["--callbacks", "EarlyStopping", "--callbacks.patience", "5"])
     ['--callbacks=[EarlyStopping]', '--callbacks.patience', '5']
@@ -143,7 +143,7 @@ def with_lists(args: Sequence[str]) -> list[str]:
     for arg in rest:
         option, equals, value = arg.partition("=")
         of_trainer = option.rstrip("+") == _TRAINER_CALLBACKS or option.startswith(f"{_TRAINER_CALLBACKS}.")
-        if not of_trainer and option.removeprefix("--") not in LISTS:
+        if not of_trainer and option.removeprefix("--") not in (*LISTS, "figure_formats"):
             found.append(arg)
             continue
         value = value if equals else next(rest, "")

@@ -71,7 +71,7 @@ def _of_a_value(flag: str, message: str) -> str | None:
 def _of_a_class(flag: str, keys: Sequence[str], message: str, given: Sequence[str]) -> str | None:
     """Reword an error about a class and its options; None if it is about something else."""
     if unknown := re.search(r"Expected a dot import path string: (.*)", message):
-        known = _possible(".".join(keys))
+        known = possible_values(".".join(keys))
         listed = f" Known names: {', '.join(known)}." if known else ""
         near = did_you_mean(unknown[1], known).replace("'", "")
         return f"Expected {flag} to be the name or the import path of a class but got {unknown[1]!r}.{near}{listed}"
@@ -108,7 +108,7 @@ def _is_late(flag: str, given: Sequence[str]) -> bool:
     return any(name.startswith(f"{flag}.") for name in before)
 
 
-def _possible(setting: str) -> list[str]:
+def possible_values(setting: str) -> list[str]:
     """Return the names of the classes that a setting can have, short names where there are some."""
     if setting == "supervision":
         return list(short_names())

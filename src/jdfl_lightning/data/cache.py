@@ -7,11 +7,12 @@ import os
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import platformdirs
@@ -42,17 +43,31 @@ def decode(path: Path, size: int, resize: Resize = "squash") -> np.ndarray:
     """
     try:
         _stat(path)
-        with Image.open(path) as image:  # reads the header
-            _check_pixels(path, image.width * image.height)
-            ImageOps.exif_transpose(image, in_place=True)
-            pixels = resized(image, size, resize)
     except FileNotFoundError as error:
         raise InputError(f"Expected an image but there is no file {path}.") from error
+    except OSError as error:
+        raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
+    return decode_content(path, path, size, resize)
+
+
+def decode_content(content: Path | BinaryIO, name: object, size: int, resize: Resize = "squash") -> np.ndarray:
+    """Read the content of an image file as `decode` does.
+
+    Args:
+        content: a file, or its bytes.
+        name: what an error calls it.
+        size: height and width.
+        resize: how an image becomes a square.
+    """
+    try:
+        with Image.open(content) as image:  # reads the header
+            _check_pixels(name, image.width * image.height)
+            ImageOps.exif_transpose(image, in_place=True)
+            return resized(image, size, resize)
     except InputError:
         raise
     except (OSError, SyntaxError, ValueError, *_BOMB) as error:
-        raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
-    return pixels
+        raise InputError(f"Expected an image but {name} cannot be read: {error}. Replace or remove it.") from error
 
 
 def resized(image: Image.Image, size: int, resize: Resize = "squash") -> np.ndarray:
@@ -84,10 +99,10 @@ def _stat(path: Path) -> os.stat_result:
     return found
 
 
-def _check_pixels(path: Path, count: int) -> None:
+def _check_pixels(name: object, count: int) -> None:
     if count > MAX_PIXELS:
         raise InputError(
-            f"Expected images of at most {MAX_PIXELS / 1e6:.0f} megapixels but {path} has {count / 1e6:.0f}: make it "
+            f"Expected images of at most {MAX_PIXELS / 1e6:.0f} megapixels but {name} has {count / 1e6:.0f}: make it "
             "smaller, or remove it."
         )
 
@@ -102,7 +117,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _key(paths: Sequence[Path], size: int, resize: Resize) -> str:
+def file_key(paths: Sequence[Path], size: int, resize: Resize) -> str:
     """Return the cache key: the files, their sizes and dates, the decoding's version and what it was asked for."""
     asked = f"{_FORMAT} {size}" if resize == "squash" else f"{_FORMAT} {size} {resize}"
     digest = hashlib.blake2b(asked.encode(), digest_size=16)
@@ -189,21 +204,35 @@ def decode_all(paths: Sequence[Path], size: int, progress: Progress, resize: Res
         progress: called as the images are decoded.
         resize: how an image becomes a square.
     """
-    file = cache_folder() / f"{_key(paths, size, resize)}.npy"
+    key = file_key(paths, size, resize)
+    return decode_each(key, len(paths), size, lambda position: decode(paths[position], size, resize), progress)
+
+
+def decode_each(key: str, count: int, size: int, decode_one: Callable[[int], np.ndarray], progress: Progress) -> Tensor:
+    """Return uint8 images (N, size, size, 3), from the cache if it has them.
+
+    Args:
+        key: the images' name in the cache: a function of all that decides them.
+        count: number of the images.
+        size: height and width.
+        decode_one: decodes the image of a number; called by several threads.
+        progress: called as the images are decoded.
+    """
+    file = cache_folder() / f"{key}.npy"
     found = map_file(file)
     if found is not None:
         return found
-    images = np.empty((len(paths), size, size, 3), dtype=np.uint8)
+    images = np.empty((count, size, size, 3), dtype=np.uint8)
 
     def work(position: int) -> None:
-        images[position] = decode(paths[position], size, resize)
+        images[position] = decode_one(position)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        futures = [pool.submit(work, position) for position in range(len(paths))]
+        futures = [pool.submit(work, position) for position in range(count)]
         try:
             for done, future in enumerate(futures, start=1):
                 future.result()
-                progress("decoding images", done, len(paths))
+                progress("decoding images", done, count)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

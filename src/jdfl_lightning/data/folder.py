@@ -173,7 +173,7 @@ class KnownDomains(ImageFolderDomains):
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
         """Download if asked and needed, then list and decode the images."""
         if self.download:
-            self._download()
+            self.fetch()
         data = super().load()
         _, labels, domains = data
         for domain, name in enumerate(self.domain_names):
@@ -190,7 +190,8 @@ class KnownDomains(ImageFolderDomains):
     def _instructions(self, root: Path) -> str:
         return f"put the images as {root}/<domain>/<class>/<image> yourself; classes: {', '.join(self.class_names)}."
 
-    def _download(self) -> None:
+    def fetch(self) -> None:
+        """Download the images into the root, if it is new or empty."""
         if self.root is None:
             raise InputError("Expected --data.root: the folder to download to.")
         root = Path(self.root)

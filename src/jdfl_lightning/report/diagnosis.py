@@ -105,11 +105,11 @@ def _draw_grid(
     axes: Axes, values: Grid, rows: Sequence[int], columns: Sequence[tuple[int, str]], title: str
 ) -> AxesImage:
     cells = [[values.get((epochs, *column), float("nan")) for column in columns] for epochs in rows]
-    image = axes.imshow(cells, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+    image = axes.imshow(cells, vmin=0, vmax=1, cmap="cividis", aspect="auto")
     for row, line in enumerate(cells):
         for column, value in enumerate(line):
             if not math.isnan(value):
-                colour = "white" if abs(value - 0.5) > 0.4 else "black"
+                colour = "white" if value < 0.5 else "black"
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
     axes.set_xticks(range(len(columns)), [f"b{batch_size}-{layers}" for batch_size, layers in columns], fontsize=8)
     axes.set_yticks(range(len(rows)), [str(epochs) for epochs in rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,16 @@ from rich.table import Table
 
 from jdfl_lightning.clustering.criteria import other_elbows
 from jdfl_lightning.joint.targets import default_alpha, graded_table
-from jdfl_lightning.report.run import Drawing, new_figure, plain, right
+from jdfl_lightning.report.run import PALETTE, Drawing, new_figure, plain, right
 
 _SHAPES = "os^DvP*X<>"
+_INERTIA, _SILHOUETTE = PALETTE[:2]
 _MANY = 60
-"""Number of clients from which on a figure no longer names each one."""
+"""Number of clients from which on a figure no longer names any."""
+_MOST_CELLS = 12
+"""Number of pseudo-domains up to which the similarities are written into their cells."""
+_PLOT = (300.0, 270.0)
+"""Width and height of the clients' panel, roughly, in points."""
 
 
 def _numbers(record: Mapping[str, Any], name: str) -> dict[int, float]:
@@ -87,11 +92,11 @@ def draw_discovery(record: Mapping[str, Any]) -> Drawing:
     _draw_choice(left, record)
     similarities = record["similarities"]
     image = middle.imshow(similarities, vmin=-1, vmax=1, cmap="RdBu_r")
-    for row, values in enumerate(similarities):
+    for row, values in enumerate(similarities if len(similarities) <= _MOST_CELLS else []):
         for column, value in enumerate(values):
             colour = "white" if abs(value) > 0.6 else "black"
             middle.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
-    ticks = range(record["num_domains"])
+    ticks = range(0, record["num_domains"], -(-record["num_domains"] // _MOST_CELLS))
     middle.set(xticks=ticks, yticks=ticks, xlabel="pseudo-domain", ylabel="pseudo-domain")
     middle.set_title("cosine similarity of centroids", loc="left", fontsize=10)
     figure.colorbar(image, ax=middle)
@@ -101,23 +106,23 @@ def draw_discovery(record: Mapping[str, Any]) -> Drawing:
 
 def _draw_choice(axes: Axes, record: Mapping[str, Any]) -> None:
     inertias, silhouettes, chosen = _numbers(record, "inertias"), _numbers(record, "silhouettes"), record["num_domains"]
-    axes.plot(list(inertias), list(inertias.values()), "o-", color="tab:blue", label="inertia")
+    axes.plot(list(inertias), list(inertias.values()), "o-", color=_INERTIA, label="inertia")
     axes.axvline(chosen, color="black", lw=1, ls=":")
     ari = f", ARI {record['ari']:.2f}" if "ari" in record else ""
     plain(axes, "pseudo-domains M", "inertia", f"M = {chosen} ({record['criterion']}){ari}")
-    axes.yaxis.label.set_color("tab:blue")
+    axes.yaxis.label.set_color(_INERTIA)
     axes.set_xticks(list(inertias))
     if silhouettes:
         other = axes.twinx()
-        other.plot(list(silhouettes), list(silhouettes.values()), "s--", color="tab:orange", ms=4)
-        other.set_ylabel("silhouette", color="tab:orange")
+        other.plot(list(silhouettes), list(silhouettes.values()), "s--", color=_SILHOUETTE, ms=4)
+        other.set_ylabel("silhouette", color=_SILHOUETTE)
         other.spines[["top"]].set_visible(False)
 
 
 def _draw_clients(axes: Axes, record: Mapping[str, Any]) -> None:
     truth = record.get("true_domains", {})
     names = list(dict.fromkeys(truth.values())) or [""]
-    colours = [f"C{domain % 10}" for domain in range(record["num_domains"])]
+    colours = [PALETTE[domain % len(PALETTE)] for domain in range(record["num_domains"])]
     few = len(record["projection"]) <= _MANY
     for name, marker in zip(names, _SHAPES * (len(names) // len(_SHAPES) + 1), strict=False):
         members = [client for client in record["projection"] if truth.get(client, "") == name]
@@ -126,10 +131,36 @@ def _draw_clients(axes: Axes, record: Mapping[str, Any]) -> None:
         x, y = [point[0] for point in points], [point[1] for point in points]
         axes.scatter(x, y, c=shades, marker=marker, s=60 if few else 14, alpha=0.8, lw=0)
         axes.scatter([], [], c="gray", marker=marker, label=name or "client")
-        if few:
-            for client, point in zip(members, points, strict=True):
-                axes.annotate(client, point, xytext=(5, 4), textcoords="offset points", fontsize=7, color="dimgray")
+    for client in _named(record["projection"]) if few else ():
+        point = record["projection"][client]
+        axes.annotate(client, point, xytext=(6, 4), textcoords="offset points", fontsize=7, color="dimgray")
     for domain, colour in enumerate(colours):
         axes.scatter([], [], c=colour, marker="s", label=f"pseudo-domain {domain}")
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     plain(axes, "first principal component", "second", "updates: colour found, shape true domain")
+
+
+def _named(projection: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return the clients whose numbers can stand beside their points without touching a point or another number.
+
+    >>> _named({"0": (0.0, 0.0), "1": (1.0, 1.0), "2": (1.0, 0.99)})
+    ['0', '1']
+    """
+    sides = list(zip(*projection.values(), strict=True))
+    low = [min(side) for side in sides]
+    scale = [length / ((max(side) - min(side)) or 1.0) for side, length in zip(sides, _PLOT, strict=True)]
+    places = {c: [(v - lo) * s for v, lo, s in zip(p, low, scale, strict=True)] for c, p in projection.items()}
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in places.values()]
+    found = []
+    for client, (x, y) in places.items():
+        box = (x + 5.5, y + 3, x + 7 + 5 * len(client), y + 11)
+        own = (x - 5, y - 5, x + 5, y + 5)
+        if not any(_touch(box, other) for other in taken if other != own):
+            found.append(client)
+            taken.append(box)
+    return found
+
+
+def _touch(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Return whether two boxes (left, bottom, right, top) have a point in common."""
+    return one[0] <= other[2] and other[0] <= one[2] and one[1] <= other[3] and other[1] <= one[3]

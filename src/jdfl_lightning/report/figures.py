@@ -19,7 +19,6 @@ from jdfl_lightning.supervision import Plain, short_names
 
 _SPARE_COLOURS = ("#56b4e9", "#d55e00", "#f0e442", "#999999")
 """Colours of supervisions that have none of their own; distinguishable with any colour vision."""
-DPI = 130
 _STYLES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "^", "D", "v", "P", "X")
 _HATCHES = ("", "///", "...", "xxx", "+++", "ooo")

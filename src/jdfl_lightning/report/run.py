@@ -6,6 +6,7 @@ import base64
 import io
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,6 +17,23 @@ from rich.table import Column, Table
 from jdfl_lightning.storage.folder import SavedRun
 from jdfl_lightning.storage.names import DOMAIN_PREFIX, UNSEEN_PREFIX, Which
 from jdfl_lightning.supervision import supervision_name
+
+PALETTE = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
+    *("#56b4e9", "#8c6d00", "#000000", "#999999", "#7b3294"),
+)
+"""Colours of lines and points: Okabe's and Ito's, which can be told apart with any colour vision, and three more."""
+_LINE_STYLES = ("-", "--", "-.", ":")
+
+
+def line_look(place: int) -> dict[str, Any]:
+    """Return colour and style of one of several lines; those that share a colour differ in style.
+
+    >>> line_look(0), line_look(7)
+    ({'color': '#0072b2', 'ls': '-'}, {'color': '#0072b2', 'ls': '--'})
+    """
+    count = 7  # without black, which is for the whole, and the greys beside it
+    return {"color": PALETTE[place % count], "ls": _LINE_STYLES[place // count % len(_LINE_STYLES)]}
 
 
 def right(*names: str) -> list[Column]:
@@ -87,33 +105,26 @@ def draw_curves(run: SavedRun) -> Drawing:
     rounds = [row["round"] for row in run.rows]
     evaluated = [row for row in run.rows if not math.isnan(row["test/acc"])]
     judged = [row["round"] for row in evaluated]
+    looks = map(line_look, range(len(run.domains) + len(run.unseen)))
     for domain in run.domains:
-        left.plot(judged, [100 * row[DOMAIN_PREFIX + domain] for row in evaluated], lw=1, alpha=0.7, label=domain)
+        left.plot(judged, [100 * row[DOMAIN_PREFIX + domain] for row in evaluated], lw=1.2, label=domain, **next(looks))
     for domain in run.unseen:
         values = [100 * row[UNSEEN_PREFIX + domain] for row in evaluated]
-        left.plot(judged, values, lw=1.4, ls="--", label=f"{domain} (unseen)")
+        left.plot(judged, values, lw=1.2, marker="x", ms=4, label=f"{domain} (unseen)", **next(looks))
     if "val/acc" in run.rows[0]:
-        left.plot(
-            judged, [100 * row["val/acc"] for row in evaluated], lw=1.4, ls=":", color="black", label="validation"
-        )
+        values = [100 * row["val/acc"] for row in evaluated]
+        left.plot(judged, values, lw=1.6, ls=":", color="black", label="validation")
     left.plot(judged, [100 * row["test/acc"] for row in evaluated], lw=2.2, color="black", label="overall")
     which, kept = next(iter(run.ends.items()))
-    left.plot(kept["round"], 100 * kept["test/acc"], "o", color="black", mfc="white")
-    left.annotate(
-        f"{which} {100 * kept['test/acc']:.2f}",
-        (kept["round"], 100 * kept["test/acc"]),
-        xytext=(0, -14),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8,
-        bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},  # a domain's curve may pass there
-    )
-    left.legend(fontsize=8, loc="best" if run.unseen or run.select == "val" else "lower right")
+    label = f"{which} {100 * kept['test/acc']:.2f}, round {kept['round']:.0f}"
+    left.plot(kept["round"], 100 * kept["test/acc"], "o", color="black", mfc="white", label=label)
+    lines = len(left.get_lines())  # beside the curves, which may be anywhere
+    left.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, ncols=math.ceil(lines / 18))
     algorithm = run.config["algorithm"]["class_path"].rpartition(".")[2]
     data = run.config["data"]["class_path"].rpartition(".")[2]
     title = f"{data}, {algorithm}, {supervision_name(run.config['supervision'])}, seed {run.config['seed_everything']}"
     plain(left, "round", "class-only accuracy (%)", title)
-    right.plot(rounds, [row["train/loss"] for row in run.rows], lw=1.5, color="tab:gray")
+    right.plot(rounds, [row["train/loss"] for row in run.rows], lw=1.5, color="dimgray")
     plain(right, "round", "training loss", "")
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

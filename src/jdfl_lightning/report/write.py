@@ -6,24 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, get_args
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from jdfl_lightning.core.errors import InputError, require
+from jdfl_lightning.core.errors import InputError, require, require_choice
 from jdfl_lightning.core.files import write_whole
 from jdfl_lightning.report import tables
 from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_runs
 from jdfl_lightning.report.comparison import COLUMNS, Line, Section, compare
-from jdfl_lightning.report.figures import DPI, ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
+from jdfl_lightning.report.figures import ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
 from jdfl_lightning.report.leave_one_out import leave_one_out
-from jdfl_lightning.report.markup import Block, Chapter, Picture, is_report, render
-from jdfl_lightning.storage.folder import SavedRun
+from jdfl_lightning.report.markup import Block, Chapter, Picture, Table, is_report, render
+from jdfl_lightning.storage.folder import SavedRun, save_figure
+from jdfl_lightning.storage.names import FigureFormat
 
 TITLE = "Comparison of runs"
 PAGE = "report.html"
 _TABLES = ("report.md", "report.csv", "report.tex")
 _PICTURES = "report-*.png"
+_FURTHER = ("report-*.pdf", "report-*.svg")
+"""The same pictures in other formats, if they were asked for."""
 _INTRODUCTION = (
     "Accuracy is class-only accuracy (%) on the test images of all domains that clients have, in one round of each "
     "run; mean and sample standard deviation over seeds. Every table says how the round was picked: on the test "
@@ -55,6 +59,8 @@ class Report:
     """The content of ``report.csv``."""
     pictures: list[Path]
     """The figures."""
+    comparison: list[tuple[str, Table]]
+    """The accuracies of each experiment, with its title: what a terminal shows."""
 
     @property
     def page(self) -> Path:
@@ -66,6 +72,7 @@ def write_report(
     runs: SavedRun | str | Path | Sequence[SavedRun | str | Path],
     output: str | Path = "report",
     targets: Sequence[float] = (),
+    formats: Sequence[str] = (),
 ) -> Report:
     """Compare runs and write the report; nothing is written before all input has been checked.
 
@@ -73,12 +80,15 @@ def write_report(
         runs: runs, run folders, or folders that contain some at any depth; one or several.
         output: folder of the report: a new or empty folder, or one with an earlier report, which is replaced.
         targets: accuracies from 0 to 1 to report rounds and bytes for; by default that of each algorithm's baseline.
+        formats: formats in which every figure is written besides PNG: pdf, svg.
 
     Returns:
         The report: its folder, its table of results, and the runs that were left out.
     """
     for target in targets:
         require(0 < target <= 1, "--target", "above 0 and at most 1", target)
+    for name in formats:
+        require_choice("every one of --formats", name, get_args(FigureFormat))
     output = Path(output)
     _check_output(output)
     given = [runs] if isinstance(runs, (SavedRun, str, Path)) else runs
@@ -92,7 +102,7 @@ def write_report(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"Expected --output to be writable but got {output}: {error}.") from error
-    for stale in output.glob(_PICTURES):
+    for stale in [file for pattern in (_PICTURES, *_FURTHER) for file in output.glob(pattern)]:
         stale.unlink()
     parts: list[Chapter] = [("How to read this", [_summary(count, left_out), *_INTRODUCTION])]
     left_out_domains = list(leave_one_out(sections))
@@ -103,7 +113,7 @@ def write_report(
     if len(sections) > 1:
         parts.append(("All experiments", [tables.overview_table(sections)]))
     what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
-    parts += [_part(section, what, output / f"report-{i}") for i, section in enumerate(sections, start=1)]
+    parts += [_part(section, what, output / f"report-{i}", formats) for i, section in enumerate(sections, start=1)]
     everything = "Nothing: every run found is in the tables."
     parts.append(("Left out", [tables.left_out_table(left_out) if left_out else everything]))
     further = [line | {"protocol": "unseen each"} for group, _ in left_out_domains for line in group.results()]
@@ -114,7 +124,9 @@ def write_report(
     contents = [tables.as_csv(results) if name == "report.csv" else render(name, TITLE, parts) for name in names]
     for name, content in zip(names, contents, strict=True):
         write_whole(output / name, content.encode(errors="replace"))  # a folder name may not be valid text
-    return Report(output, count, left_out, results, sorted(output.glob(_PICTURES)))
+    shown = [(group.title, group.table(example.protocol.picked)) for group, example in left_out_domains]
+    shown += [(section.title, _accuracies(section)) for section in sections]
+    return Report(output, count, left_out, results, sorted(output.glob(_PICTURES)), shown)
 
 
 def _check_output(output: Path) -> None:
@@ -130,7 +142,7 @@ def _check_output(output: Path) -> None:
 def _was_cut_off(names: set[str]) -> bool:
     """Return whether files are an unfinished report: figures are written first, the page last."""
     tables = names & set(_TABLES)
-    pictures = {name for name in names if fnmatch(name, _PICTURES)}
+    pictures = {name for name in names if any(fnmatch(name, pattern) for pattern in (_PICTURES, *_FURTHER))}
     aside = {name for name in names if name == "wandb" or fnmatch(name, ".*.tmp")}
     return names == tables | pictures | aside and (not tables or bool(pictures))
 
@@ -141,22 +153,26 @@ def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
     return f"{runs} compared; {aside}."
 
 
-def _part(section: Section, what: str, pictures: Path) -> Chapter:
+def _accuracies(section: Section) -> Table:
+    """Return the main table of an experiment."""
+    caption = f"Accuracy (%) {section.protocol.picked}; mean ± standard deviation over seeds."
+    return tables.accuracy_table(section.rows, caption, section.lines("main", "accuracy_picked_on_test"))
+
+
+def _part(section: Section, what: str, pictures: Path, formats: Sequence[Any] = ()) -> Chapter:
     """Return an experiment's tables and pictures; draw the figures to files that start with `pictures`."""
 
     def draw(figure: Figure, name: str, caption: str, seen: str, rows: Sequence[Line]) -> Picture:
         file = pictures.with_name(f"{pictures.name}-{name}.png")
-        figure.savefig(file, dpi=DPI)
+        save_figure(figure, file, formats)
         means = "; ".join(f"{_name(row)} {tables.percent(row.mean)}" for row in rows)
         return Picture(file, caption, f"{section.title}: {seen}. {means}")
 
     rows, drawn, sweep = section.rows, section.drawn, section.sweep
     one_m = " Where several M were given, one is drawn: the number of true domains, or else the median."
     one_m = one_m if len(drawn) < len(rows) else ""
-    caption = f"Accuracy (%) {section.protocol.picked}; mean ± standard deviation over seeds."
-    on_test = section.lines("main", "accuracy_picked_on_test")
     about = f"{section.about}. Protocol: {section.protocol.name}."
-    blocks: list[Block] = [about, tables.accuracy_table(rows, caption, on_test)]
+    blocks: list[Block] = [about, _accuracies(section)]
     caption = f"Accuracy over the rounds: mean over seeds, band of one standard deviation; the axis is cut.{one_m}"
     blocks.append(draw(accuracy_figure(section), "accuracy", caption, "curves, a panel for each algorithm", drawn))
     blocks.append(tables.domain_table(section))

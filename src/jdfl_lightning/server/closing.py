@@ -96,7 +96,8 @@ def write_details(workspace: Workspace, folder: Path, details: dict[str, Any]) -
         part: details[part]["confusion"] for part in ("test", "unseen") if part in details
     }
     if workspace.experiment.figures:
-        save_figure(draw_confusion(matrices, names), folder / CONFUSION_FIGURE)
+        formats = workspace.experiment.figure_formats
+        save_figure(draw_confusion(matrices, names), folder / CONFUSION_FIGURE, formats)
 
 
 def _numbers(details: dict[str, Any]) -> dict[str, float]:

@@ -58,6 +58,10 @@ class Events:
         """Report the pseudo-domains."""
         self._tell("discovered", domains)
 
+    def clients_asked(self, stage: str, total: int) -> None:
+        """Report that clients are asked."""
+        self._tell("clients_asked", stage, total)
+
     def client_answered(self, stage: str, done: int, total: int) -> None:
         """Report an answer."""
         self._tell("client_answered", stage, done, total)

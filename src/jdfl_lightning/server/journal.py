@@ -71,6 +71,10 @@ class RunJournal(RunCallback):
         """Bind the rounds to the discovery, which is in the folder."""
         self._discovery = digest_discovery(self.folder)
 
+    def clients_asked(self, stage: str, total: int) -> None:
+        """Display that a stage begins, long before its first client has answered."""
+        self.display.step(stage, 0, total)
+
     def client_answered(self, stage: str, done: int, total: int) -> None:
         """Update the display; stop here if the user asked for it."""
         self.display.step(stage, done, total)

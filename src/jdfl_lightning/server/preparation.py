@@ -1,4 +1,4 @@
-"""Check a run's settings and data before its folder is made."""
+"""Check a run's settings and data before its folder is made; the server's state before round 1."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from jdfl_lightning.client.evaluation import has_statistics
 from jdfl_lightning.client.features import open_workspace, why_no_features
 from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.client.trainer import check_trainer
+from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import Note, require
+from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.models import num_features
+from jdfl_lightning.server.learning import init_learned
+from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.ui.display import Display
 
 
@@ -64,3 +68,23 @@ def require_discovery(experiment: Experiment) -> None:
     """Refuse Phase 1 with an algorithm under which the server may not see a client's update."""
     allowed, name = experiment.algorithm.allows_discovery, type(experiment.algorithm).__name__
     require(allowed, "--algorithm", "another one, as discovery looks at every client's update,", name)
+
+
+def initial_state(workspace: Workspace, domains: PseudoDomains | None) -> ServerState:
+    """Return the server's state before round 1: theta_0 with a head of M x C outputs, and empty records."""
+    experiment, algorithm = workspace.experiment, workspace.experiment.algorithm
+    in_head = domains if experiment.supervision.needs_discovery else None
+    num_domains = 1 if in_head is None else in_head.num_domains
+    weights, buffers = workspace.start(num_domains)
+    record = algorithm.init_server(weights)
+    if domains is not None:
+        record |= algorithm.init_models(weights, buffers, domains.num_domains)
+    learned = init_learned(experiment, workspace.initial(num_domains)[0], in_head)
+    return ServerState(0, weights, buffers, record, learned, domains=domains)
+
+
+def initial_private(workspace: Workspace, domains: PseudoDomains | None) -> Tensors:
+    """Return what clients never send, as it is before round 1."""
+    in_head = domains if workspace.experiment.supervision.needs_discovery else None
+    weights, buffers = workspace.initial(1 if in_head is None else in_head.num_domains)
+    return {name: tensor for name, tensor in {**weights, **buffers}.items() if name in workspace.private}

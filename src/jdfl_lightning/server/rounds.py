@@ -71,7 +71,8 @@ class _Tally:
         self.events.client_refused(self.round, client, reason)
 
     def count(self, results: Iterator[FitResult | FitFailure]) -> Iterator[FitResult | FitFailure]:
-        """Update the display as clients answer."""
+        """Update the display when clients are asked, and as they answer."""
+        self.events.clients_asked(self.name, self.total)
         for result in results:
             self.answered += 1
             self.events.client_answered(self.name, self.answered, self.total)

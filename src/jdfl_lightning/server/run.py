@@ -11,10 +11,9 @@ from jdfl_lightning.core.errors import require
 from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
-from jdfl_lightning.server.learning import init_learned
 from jdfl_lightning.server.phase1 import collect_updates, find_domains
-from jdfl_lightning.server.preparation import prepare, require_discovery
-from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.server.preparation import initial_private, initial_state, prepare, require_discovery
+from jdfl_lightning.server.rounds import run_rounds
 from jdfl_lightning.server.session import Session, open_run, open_session
 from jdfl_lightning.storage.checkpoint import CLIENTS, ClientStates
 from jdfl_lightning.storage.discoveries import load_discovery, read_discovery, save_discovery
@@ -40,18 +39,10 @@ def fit(experiment: Experiment, display: Display | None = None) -> SavedRun:
         domains = _find_domains(session) if experiment.needs_discovery else None
         session.events.discovered(domains)
         # Phase 2: from theta_0 again, with a head of M x C outputs, and the supervision's targets
-        workspace, algorithm = session.workspace, experiment.algorithm
-        in_head = domains if experiment.supervision.needs_discovery else None
-        num_domains = 1 if in_head is None else in_head.num_domains
-        weights, buffers = workspace.start(num_domains)
-        whole = workspace.initial(num_domains)
-        record, learned = algorithm.init_server(weights), init_learned(experiment, whole[0], in_head)
-        if domains is not None:
-            record |= algorithm.init_models(weights, buffers, domains.num_domains)
+        workspace, begun = session.workspace, initial_state(session.workspace, domains)
         # Phase 3: rounds; each samples clients, has them fit, screens their answers, aggregates and evaluates
-        state = session.resumed(ServerState(0, weights, buffers, record, learned, domains=domains))
-        theta_0, frozen = workspace.start(1), workspace.frozen
-        private = {name: tensor for name, tensor in {**whole[0], **whole[1]}.items() if name in workspace.private}
+        state = session.resumed(begun)
+        theta_0, frozen, private = workspace.start(1), workspace.frozen, initial_private(workspace, domains)
         state = run_rounds(experiment, session.runner, state, session.events, theta_0, frozen, private)
         session.finish(state)
     return read_run(session.folder)
@@ -94,6 +85,7 @@ def _find_domains(session: Session) -> PseudoDomains:
     known = load_discovery(folder, data, experiment.data.num_clients)
     if known is None:
         if updates is None:
+            events.clients_asked("discovery", experiment.discovery_clients)
             answered, unassigned = events.client_answered, events.client_unassigned
             updates = collect_updates(experiment, session.runner, session.workspace, answered, unassigned)
         found = find_domains(experiment, updates)
@@ -102,7 +94,7 @@ def _find_domains(session: Session) -> PseudoDomains:
         _, found = known
     record = read_discovery(folder)
     if experiment.figures:
-        save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE)
+        save_figure(draw_discovery(record), folder / DISCOVERY_FIGURE, experiment.figure_formats)
         log_picture(journal.logger, "discovery", folder / DISCOVERY_FIGURE)
     if journal.logger is not None and known is None:
         numbers = [name for name in ("num_domains", "ari", "nmi", "bytes_down", "bytes_up") if name in record]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,11 +35,11 @@ from jdfl_lightning.storage.details import save_data
 from jdfl_lightning.storage.discoveries import save_joined
 from jdfl_lightning.storage.folder import lock_run, make_run_folder, read_run, require_own_files, save_figure
 from jdfl_lightning.storage.metrics import last_round, read_numbers
-from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE
+from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE, FigureFormat
 from jdfl_lightning.storage.stops import save_stop
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.storage.weights import save_network
-from jdfl_lightning.ui.display import Display, as_text
+from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture, logger_address, open_logger
 
@@ -139,7 +139,7 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
             if experiment.figures:
-                _draw(folder, logger)
+                _draw(folder, logger, experiment.figure_formats)
             if events.stop is not None:
                 save_stop(folder, events.stop)  # last: whoever finds it knows that the run is finished
                 display.say(f"stopped after round {events.stop.round} of {experiment.rounds}: {events.stop}")
@@ -150,12 +150,12 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                 logger.finalize(status)
 
 
-def _draw(folder: Path, logger: Logger | None) -> None:
+def _draw(folder: Path, logger: Logger | None, formats: Sequence[FigureFormat]) -> None:
     """Draw and log what a finished run shows: how learned targets changed, and the curves."""
     if (targets := draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)) is not None:
-        save_figure(targets, folder / TARGETS_FIGURE)
+        save_figure(targets, folder / TARGETS_FIGURE, formats)
         log_picture(logger, "targets", folder / TARGETS_FIGURE)
-    save_figure(draw_curves(read_run(folder)), folder / CURVES)
+    save_figure(draw_curves(read_run(folder)), folder / CURVES, formats)
     log_picture(logger, "curves", folder / CURVES)
 
 
@@ -165,7 +165,7 @@ def _describe(experiment: Experiment, folder: Path, display: Display) -> None:
     protocol = Protocol.of({name: getattr(data, name) for name in option_defaults()}, experiment.selection)
     about["protocol"] |= {"name": protocol.name, "select": protocol.select}
     save_data(folder, about)
-    display.say(as_text(data_table(about)))
+    display.table(data_table(about))
     display.say(f"protocol: {protocol.name}; accuracy is reported {protocol.picked}")
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import math
 import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from jdfl_lightning.core.errors import InputError
@@ -17,12 +20,23 @@ from jdfl_lightning.core.files import is_aside, read_settings, refuse_links, wri
 from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
 from jdfl_lightning.storage.discoveries import Summary, read_as
 from jdfl_lightning.storage.metrics import read_rows
-from jdfl_lightning.storage.names import DISCOVERY, DOMAIN_PREFIX, METRICS, RUNS, UNSEEN_PREFIX, Selection, Which
+from jdfl_lightning.storage.names import (
+    DISCOVERY,
+    DOMAIN_PREFIX,
+    METRICS,
+    RUNS,
+    UNSEEN_PREFIX,
+    FigureFormat,
+    Selection,
+    Which,
+)
 from jdfl_lightning.storage.stops import Stop, read_stop
 from jdfl_lightning.storage.trust import CONFIG
 
-_DPI = 130
-"""Resolution of the figures in a run folder."""
+_TRIES = 3
+"""Attempts to lock a folder: whoever only looks at its state holds the lock for an instant."""
+DPI = 130
+"""Resolution of figures."""
 
 
 def make_run_folder(run_dir: str | None, name: str) -> Path:
@@ -50,11 +64,21 @@ def require_own_files(folder: Path) -> None:
     refuse_links(folder, (CHECKPOINTS, CLIENTS))
 
 
-def save_figure(figure: Figure, file: Path) -> None:
-    """Write a figure of a run folder."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=_DPI)
-    write_whole(file, out.getvalue())
+def save_figure(figure: Figure, file: Path, formats: Sequence[FigureFormat] = ()) -> None:
+    """Write a figure as PNG, and in other formats beside it: the same figure gives the same bytes.
+
+    Args:
+        figure: the figure.
+        file: the file, which ends in ``.png``.
+        formats: the other formats.
+    """
+    dates: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    for kind in ("png", *formats):
+        out = io.BytesIO()
+        # fonts that can be edited and that journals take; names that do not depend on the time
+        with rc_context({"pdf.fonttype": 42, "svg.hashsalt": file.stem}):
+            figure.savefig(out, format=kind, dpi=DPI, metadata=dates.get(kind))
+        write_whole(file.with_suffix(f".{kind}"), out.getvalue())
 
 
 class RunLock:
@@ -77,14 +101,28 @@ def lock_run(folder: Path) -> RunLock:
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.") from error
-    except OSError:  # a file system without locks
-        pass
+    for left in range(_TRIES - 1, -1, -1):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if left:
+                time.sleep(0.02)
+                continue
+            os.close(descriptor)
+            raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.") from error
+        except OSError:  # a file system without locks
+            pass
+        break
     return RunLock(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether another process writes a run folder; False where the system has no locks."""
+    try:
+        lock_run(folder).close()
+    except InputError:
+        return True
+    return False
 
 
 @dataclass(frozen=True, repr=False)

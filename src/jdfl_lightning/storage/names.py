@@ -31,5 +31,7 @@ DOMAIN_PREFIX, UNSEEN_PREFIX = "test/acc/", "unseen/acc/"
 Selection = Literal["val", "last", "test"]
 """How the round of a run is picked: by validation images, the last one, or by test images (the paper)."""
 Which = Literal["best", "last"]
+FigureFormat = Literal["pdf", "svg"]
+"""Formats of pictures besides PNG."""
 Count = Annotated[int, Interval(ge=0, lt=2**63)]
 Text = Annotated[str, Len(0, 10_000)]

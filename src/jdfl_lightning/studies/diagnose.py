@@ -123,7 +123,7 @@ def _sweep(experiment: Experiment, sweep: Sweep, display: Display) -> Path:
             except KeyboardInterrupt:
                 again = f"jdfl-lightning diagnose --resume {folder}, with --seeds and so on as before"
                 raise Interrupted(again) from None
-        save_figure(draw_diagnosis(folder), folder / DIAGNOSIS_FIGURE)
+        save_figure(draw_diagnosis(folder), folder / DIAGNOSIS_FIGURE, experiment.figure_formats)
     return folder
 
 
@@ -152,6 +152,7 @@ def find(
     ]
     with case.backend.open(workspace.experiment, ClientStates(folder / "clients")) as runner:
         sent: list[Record] = []
+        display.step(name, 0, len(tasks))
         for result in _answers(runner, tasks):
             sent.append(result)
             display.step(name, len(sent), len(tasks))

@@ -257,7 +257,8 @@ def _discovery(folder: Path, run: Experiment, display: Display) -> str | None:
     shared = _shared(folder, run)
     if not (shared / DISCOVERY).is_file():
         if shared.is_dir():  # an unfinished discovery, if there is nothing else in it
-            ours = {CONFIG, VECTORS, DISCOVERY_FIGURE}
+            pictures = {Path(DISCOVERY_FIGURE).with_suffix(end).name for end in (".png", ".pdf", ".svg")}
+            ours = {CONFIG, VECTORS, *pictures}
             strange = [file.name for file in shared.iterdir() if file.name not in ours and not is_aside(file.name)]
             require(not strange, "--run_dir", f"without files of others in {shared}", ", ".join(strange))
             shutil.rmtree(shared)

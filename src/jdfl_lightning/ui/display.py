@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,11 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from jdfl_lightning.ui.tables import as_text
 
 
 def clock(seconds: float) -> str:
@@ -24,15 +26,6 @@ def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def as_text(table: Table) -> str:
-    """Return a table as lines of text, without a frame."""
-    table.box = None
-    console = Console(width=200, file=io.StringIO(), force_jupyter=False)
-    with console.capture() as lines:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in lines.get().splitlines())
 
 
 class Display:
@@ -49,8 +42,12 @@ class Display:
     def say(self, text: str) -> None:
         """Show one line."""
 
+    def table(self, table: Table) -> None:
+        """Show a table."""
+        self.say(as_text(table))
+
     def step(self, what: str, done: int, total: int) -> None:
-        """Show the progress of a stage: decoding, downloading, discovery, the clients of a round."""
+        """Show the progress of a stage, from 0 on: decoding, downloading, discovery, the clients of a round."""
 
     def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         """Show a finished round."""
@@ -66,14 +63,16 @@ def _accuracy(metrics: Mapping[str, float]) -> str:
     return "".join(f"{word} {100 * value:.2f}  " for word, value in found.items() if not math.isnan(value))
 
 
-def round_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
-    """Return a round's numbers in one line."""
+def round_line(number: int, total: int, metrics: Mapping[str, float], left: float | None = None) -> str:
+    """Return a round's numbers in one line, with the time left if it is given."""
     accuracy = (
         "not evaluated"
         if math.isnan(metrics["test/acc"])
         else f"{_accuracy(metrics)}worst domain {100 * metrics['test/acc_worst']:.2f}"
     )
-    return f"round {number}/{total}  {accuracy}  loss {metrics['train/loss']:.4f}  left {clock(left)}"
+    place = f"{number:{len(str(total))}}/{total}"  # numbers of rounds stand below each other
+    rest = "" if left is None else f"  left {clock(left)}"
+    return f"round {place}  {accuracy}  loss {metrics['train/loss']:.4f}{rest}"
 
 
 class _TimedDisplay(Display):
@@ -86,6 +85,10 @@ class _TimedDisplay(Display):
     def say(self, text: str) -> None:
         """Show one line."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def table(self, table: Table) -> None:
+        """Show a table, as wide as the console."""
+        self.say(as_text(table, self.console.width))
 
     def _run_line(self, number: int, total: int, name: str) -> str:
         """Return the line shown when one of several runs begins, with the time left for all; reset the round times."""
@@ -127,24 +130,33 @@ class PlainDisplay(_TimedDisplay):
         self.say(self._run_line(number, total, name))
 
 
+class _Count(TextColumn):
+    """How much of a bar is done, if that is known."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}", "progress.download")
+
+
 class LiveDisplay(_TimedDisplay):
-    """One live display: a bar for the rounds, and one for the current stage or round."""
+    """A line for each round, which stays; below, a bar for the rounds and one for the current stage.
+
+    The first bar moves from the start to the end, also where nothing can be counted: while images are loaded, and
+    while the first client trains.
+    """
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            console=console,
-            transient=True,
-        )
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), _Count())
+        numbers = TextColumn("{task.fields[numbers]}")
+        self._bars = Progress(*columns, TimeElapsedColumn(), numbers, console=console, transient=True)
         self._stage: tuple[str, TaskID] | None = None
-        self._rounds: TaskID | None = None
         self._runs: TaskID | None = None
-        self._accuracy = ""
+        self._rounds = self._bars.add_task("starting", total=None, numbers="")
+        self._counts = False
+        """Whether the number of rounds is known: one is over."""
 
     def __enter__(self) -> Display:
         self._bars.start()
@@ -159,28 +171,38 @@ class LiveDisplay(_TimedDisplay):
     def step(self, what: str, done: int, total: int) -> None:
         """Update the stage's bar; a new stage replaces the old one."""
         if self._stage is None or self._stage[0] != what:
-            if self._stage is not None:
-                self._bars.remove_task(self._stage[1])
+            self._end_stage()
+            if not self._counts:
+                self._bars.update(self._rounds, description="running")
             self._stage = what, self._bars.add_task(what, total=total, numbers="")
         self._bars.update(self._stage[1], completed=done, total=total)
 
     def round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Update the rounds' bar and show the newest numbers."""
-        if self._rounds is None:
-            self._rounds = self._bars.add_task("rounds", total=total, numbers="")
-        left = self._time_left(number, total, metrics)
-        if not math.isnan(metrics["test/acc"]):
-            self._accuracy = _accuracy(metrics)
-        self._bars.update(self._rounds, completed=number, numbers=f"{self._accuracy}left {clock(left)}")
+        """Print the round's line and update the rounds' bar."""
+        self.say(round_line(number, total, metrics))
+        self._counts = True
+        left = f"left {clock(self._time_left(number, total, metrics))}"
+        if number < total:
+            self._bars.update(self._rounds, description="rounds", completed=number, total=total, numbers=left)
+        else:
+            self._end_stage()
+            self._bars.update(self._rounds, description="finishing", total=None, numbers="")
 
     def run(self, number: int, total: int, name: str) -> None:
-        """Update the runs' bar; the next run has its own bar of rounds."""
+        """Print the run's line and update the runs' bar; the next run has its own bar of rounds."""
+        line = self._run_line(number, total, name)
+        self.say(line)
+        self._end_stage()
+        self._bars.remove_task(self._rounds)
         if self._runs is None:
             self._runs = self._bars.add_task("runs", total=total, numbers="")
-        if self._rounds is not None:
-            self._bars.remove_task(self._rounds)
-            self._rounds, self._accuracy = None, ""
-        self._bars.update(self._runs, completed=number - 1, numbers=self._run_line(number, total, name))
+        self._bars.update(self._runs, completed=number - 1, numbers=line.partition(", ")[2])
+        self._rounds, self._counts = self._bars.add_task("starting", total=None, numbers=""), False
+
+    def _end_stage(self) -> None:
+        if self._stage is not None:
+            self._bars.remove_task(self._stage[1])
+            self._stage = None
 
 
 class NotebookDisplay(_TimedDisplay):

@@ -1,0 +1,250 @@
+"""Run folders in short: what `runs list`, `runs show` and `runs compare` tell, as plain values and as tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Column, Table
+from rich.text import Text
+
+from jdfl_lightning.core.errors import InputError, plain
+from jdfl_lightning.core.settings import flat_settings
+from jdfl_lightning.report.collect import find_run_folders
+from jdfl_lightning.storage.folder import SavedRun, is_locked, read_run
+from jdfl_lightning.storage.metrics import last_round
+from jdfl_lightning.storage.names import CLIENT_ROWS, DISCOVERY, METRICS, RUNS
+from jdfl_lightning.storage.stops import read_stop
+from jdfl_lightning.storage.trust import saved_settings
+from jdfl_lightning.supervision import supervision_name
+from jdfl_lightning.ui.display import clock
+
+State = Literal["finished", "running", "unfinished", "discovery", "damaged"]
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run folder in one line."""
+
+    folder: str
+    state: State
+    """running: another process writes it. unfinished: it can be resumed. discovery: Phase 1 alone."""
+    data: str | None
+    algorithm: str | None
+    supervision: str | None
+    seed: int | None
+    round: int
+    """Rounds that are over."""
+    rounds: int | None
+    """Rounds that it is to have."""
+    accuracy: float | None
+    """On the test images, in the round that counts: the best one, or the last if no best is kept."""
+    worst: float | None
+    """Accuracy of the worst domain in that round."""
+    num_domains: int | None
+    """M; None for the baseline."""
+    bytes: int
+    """Size of all files."""
+    changed: str
+    """When a file was last written, in UTC."""
+    problem: str = ""
+    """What is wrong with a damaged one."""
+
+
+def list_runs(paths: Sequence[Path]) -> list[RunSummary]:
+    """Return the runs at or below some folders, those written last at the end.
+
+    Args:
+        paths: the folders; `runs` if there are none, which need not exist.
+    """
+    if not paths and not Path(RUNS).is_dir():
+        return []
+    found = find_run_folders(paths or [Path(RUNS)])
+    return sorted(map(summarize, found), key=lambda summary: summary.changed)
+
+
+def summarize(folder: Path) -> RunSummary:
+    """Return a run folder in short; one that cannot be read is damaged."""
+    about: dict[str, Any] = dict.fromkeys(
+        ("data", "algorithm", "supervision", "seed", "rounds", "accuracy", "worst", "num_domains")
+    )
+    files = list(_files(folder))
+    changed = datetime.fromtimestamp(max((file.st_mtime for file in files), default=0.0), timezone.utc)
+    size, when = sum(file.st_size for file in files), f"{changed:%Y-%m-%dT%H:%M:%SZ}"
+    state, round, problem = "damaged", 0, ""
+    try:
+        config = saved_settings(folder)
+        about |= _of_settings(config)
+        round = int(last_round(folder))
+        if (folder / METRICS).exists():
+            run = read_run(folder)
+            about |= {"accuracy": run.best["test/acc"], "worst": run.best["test/acc_worst"]}
+            about["num_domains"] = None if run.discovery is None else run.discovery["num_domains"]
+        state = _state(folder, round, about["rounds"])
+    except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = plain(str(error) if isinstance(error, InputError) else f"{type(error).__name__} {error}")
+    return RunSummary(
+        folder=str(folder),
+        state=state,
+        round=round,
+        bytes=size,
+        changed=when,
+        problem=problem,
+        **about,  # type: ignore[arg-type]
+    )
+
+
+def _of_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "data": str(config["data"]["class_path"]).rpartition(".")[2],
+        "algorithm": str(config["algorithm"]["class_path"]).rpartition(".")[2],
+        "supervision": supervision_name(config["supervision"]),
+        "seed": int(config["seed_everything"]),
+        "rounds": int(config["rounds"]),
+    }
+
+
+def _state(folder: Path, round: int, rounds: int) -> State:
+    if is_locked(folder):
+        return "running"
+    if round == 0:
+        return "discovery" if (folder / DISCOVERY).exists() else "unfinished"
+    whole = round >= rounds and (folder / CLIENT_ROWS).is_file()
+    return "finished" if whole or read_stop(folder) is not None else "unfinished"
+
+
+def _files(folder: Path) -> Iterator[os.stat_result]:
+    """Yield the sizes and times of the files below a folder; links are not followed."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                yield (Path(place) / name).lstat()
+            except OSError:  # a temporary file that is gone
+                continue
+
+
+def run_record(run: SavedRun) -> dict[str, Any]:
+    """Return what is known of a run as plain values: its summary, settings, discovery, and the rounds that count."""
+    return asdict(summarize(run.folder)) | {
+        "select": run.select,
+        "best": run.best,
+        "last": run.last,
+        "discovery": run.discovery,
+        "stopped": None if run.stop is None else asdict(run.stop),
+        "settings": run.config,
+    }
+
+
+def differences(runs: Sequence[SavedRun]) -> dict[str, list[Any]]:
+    """Return the settings in which runs differ, by name, with the value of each run; None where it has none.
+
+    The place of a run and where it was trained are left out.
+    """
+    flat = [{_short(n): value for n, value in flat_settings(run.config) if value != {}} for run in runs]
+    names = dict.fromkeys(name for settings in flat for name in settings)
+    found = {name: [settings.get(name) for settings in flat] for name in names}
+    places = ("run_dir", "resume", "discovery", "backend", "logger", "data.root")
+    return {
+        name: values
+        for name, values in found.items()
+        if any(value != values[0] for value in values) and not f"{name}.".startswith(tuple(f"{p}." for p in places))
+    }
+
+
+def _short(name: str) -> str:
+    return name.replace(".init_args", "").removesuffix(".class_path")
+
+
+def list_table(summaries: Sequence[RunSummary]) -> Table:
+    """Return a table with a line for each run."""
+    names = ("run", "state", "data", "algorithm", "supervision", "M", "seed", "round", "acc", "worst", "size")
+    table = Table(*(Column(name, justify="left" if place < 5 else "right") for place, name in enumerate(names)))
+    for run in summaries:
+        rounds = "-" if run.rounds is None else f"{run.round}/{run.rounds}"
+        cells = [run.folder, run.state, run.data, run.algorithm, run.supervision, run.num_domains, run.seed, rounds]
+        table.add_row(*map(_cell, [*cells, _percent(run.accuracy), _percent(run.worst), size_text(run.bytes)]))
+    return table
+
+
+def compare_table(runs: Sequence[SavedRun]) -> Table:
+    """Return a table with a column for each run: the settings in which they differ, then their results."""
+    table = Table("", *(Column(_cell(run.folder), justify="right") for run in runs))
+    for name, values in differences(runs).items():
+        table.add_row(_cell(name), *(_cell(_last_word(value)) for value in values))
+    table.add_section()
+    results: dict[str, list[str]] = {
+        "rounds": [str(len(run.rows)) for run in runs],
+        "round that counts": [f"{run.best['round']:.0f}" for run in runs],
+        "M": ["-" if run.discovery is None else str(run.discovery["num_domains"]) for run in runs],
+        "accuracy (%)": [_percent(run.best["test/acc"]) for run in runs],
+        "worst domain": [_percent(run.best["test/acc_worst"]) for run in runs],
+    }
+    for domain in dict.fromkeys(name for run in runs for name in run.domains):
+        results[domain] = [_percent(run.best.get(f"test/acc/{domain}")) for run in runs]
+    results["last accuracy"] = [_percent(run.last["test/acc"]) for run in runs]
+    results["last loss"] = [f"{run.last['train/loss']:.4f}" for run in runs]
+    for name, cells in results.items():
+        table.add_row(_cell(name), *cells)
+    return table
+
+
+def settings_table(settings: Mapping[str, Any], title: str) -> Table:
+    """Return a table of settings, one in a line."""
+    table = Table("setting", Column("value", overflow="fold"), title=title, title_justify="left")
+    for name, value in flat_settings(dict(settings)):
+        table.add_row(_cell(_short(name)), _cell(value))
+    return table
+
+
+def _last_word(value: Any) -> Any:
+    """Return a value, or the class alone of an import path of this package."""
+    ours = isinstance(value, str) and value.startswith("jdfl_lightning.")
+    return value.rpartition(".")[2] if ours else value
+
+
+def _cell(value: object) -> Text:
+    """Return a value of a run folder as it stands: no markup, no control characters."""
+    return Text("-" if value is None else plain(str(value)))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{100 * value:.2f}"
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes with a unit.
+
+    >>> size_text(999), size_text(1_230_000)
+    ('999 B', '1.2 MB')
+    """
+    unit = 0
+    while count >= 1000 and unit < len(_UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def estimates_table(estimates: Mapping[str, tuple[float, str, str]]) -> Table:
+    """Return a table of estimates.
+
+    Args:
+        estimates: value, unit (bytes, seconds, or empty for a count) and how it was obtained, by name.
+    """
+    table = Table("", Column("about", justify="right"), Column("how it was obtained", max_width=42))
+    for name, (value, unit, how) in estimates.items():
+        shown = {"bytes": size_text(value), "seconds": seconds_text(value)}.get(unit, f"{value:,.0f}")
+        table.add_row(name.replace("_", " "), shown, how)
+    return table
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration with two digits that count.
+
+    >>> seconds_text(0.0123), seconds_text(7.31), seconds_text(4000)
+    ('12 ms', '7.3 s', '1:06:40')
+    """
+    return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s" if seconds < 60 else clock(seconds)

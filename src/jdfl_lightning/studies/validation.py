@@ -1,0 +1,186 @@
+"""Checks of a run's settings and data, and estimates of what it needs, without training it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jdfl_lightning.backends.base import state_of
+from jdfl_lightning.client.evaluation import evaluate
+from jdfl_lightning.client.fit import Workspace, fit_client
+from jdfl_lightning.clustering.clusters import PseudoDomains, cluster
+from jdfl_lightning.clustering.updates import Updates
+from jdfl_lightning.config import Experiment
+from jdfl_lightning.core.messages import FitTask, RoundContext
+from jdfl_lightning.core.tensors import num_bytes
+from jdfl_lightning.server.preparation import initial_state, prepare
+from jdfl_lightning.server.tasks import make_tasks
+from jdfl_lightning.ui.display import Display, progress_display
+
+_BATCHES = 4
+"""Batches of the longer of two short fits, whose difference is the time of the steps alone."""
+_HELD_OUT = 256
+"""Held-out images that an evaluation is timed on."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number that a run is expected to need."""
+
+    value: float
+    unit: str
+    """bytes, seconds, or empty for a count."""
+    how: str
+    """How it was obtained."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The outcome of `validate`."""
+
+    data: dict[str, Any]
+    """The numbers of images by domain, class and client, as in ``data.json``."""
+    estimates: dict[str, Estimate]
+
+
+def validate(experiment: Experiment, progress: bool | Display = True) -> Validation:
+    """Check settings and data as `fit` does before a run, and estimate memory, bytes and time; nothing is trained.
+
+    One client takes a few steps on a copy of the initial weights, which are then forgotten.
+
+    Args:
+        experiment: the settings.
+        progress: whether progress is shown, as in `fit`.
+
+    Returns:
+        The data in numbers, and the estimates.
+    """
+    with progress_display(progress) as display:
+        workspace = prepare(experiment, display)
+        display.step("measuring", 0, 4)
+        return Validation(
+            experiment.data.describe(), _estimates(workspace, lambda done: display.step("measuring", done, 4))
+        )
+
+
+def _estimates(workspace: Workspace, step: Callable[[int], None]) -> dict[str, Estimate]:
+    experiment, data = workspace.experiment, workspace.data
+    client = max(range(data.num_clients), key=lambda number: data.client_sizes[number])
+    task, how_many = _task(workspace, client)
+    few = min(_BATCHES, max(1, data.client_sizes[client] // experiment.batch_size))
+    _fit(workspace, task, 1)  # the first fit builds and allocates what later ones reuse
+    step(1)
+    answer, state, one, saved = _fit(workspace, task, 1)
+    step(2)
+    seconds = one if few == 1 else max(0.0, (_fit(workspace, task, few)[2] - one) / (few - 1))
+    step(3)
+    around = max(0.0, one - seconds)
+    judging, images = _evaluation_time(workspace, task)
+    step(4)
+    asked, sizes = experiment.clients_per_round, data.client_sizes
+    loaders = [data.client_loader(number, 0, experiment.batch_size, torch.Generator()) for number in range(len(sizes))]
+    steps = experiment.epochs * sum(map(len, loaders)) / len(sizes)
+    round_seconds = asked * (around + steps * seconds) + judging / experiment.evaluate_every
+    measured = f"from {few} measured steps of client {client}, the largest, on this machine; {how_many}"
+    down, up = asked * task.num_bytes, asked * answer
+    weights = num_bytes({"weights": task.weights, "buffers": task.buffers})
+    found = {
+        "parameters": Estimate(sum(t.numel() for t in task.weights.values()), "", f"counted; trained ones; {how_many}"),
+        "bytes_down_a_round": Estimate(down, "bytes", f"counted: {asked} requests of the size of client {client}'s"),
+        "bytes_up_a_round": Estimate(up, "bytes", f"counted: {asked} answers of the size of client {client}'s"),
+        "bytes_of_all_rounds": Estimate(experiment.rounds * (down + up), "bytes", "the two above, times the rounds"),
+        "memory_of_images": Estimate(
+            num_bytes({"": {"": data.inputs}}), "bytes", "counted; mapped from the cache where possible"
+        ),
+        "memory_of_a_fit": Estimate(
+            3 * weights + state + saved,
+            "bytes",
+            "weights, gradients and a copy, and the client's state, counted; what a step keeps for its gradients, "
+            "measured; an optimizer with a state, such as Adam, needs more",
+        ),
+        "step": Estimate(seconds, "seconds", measured),
+        "evaluation": Estimate(
+            judging, "seconds", f"from {min(images, _HELD_OUT)} of {images} held-out images, measured"
+        ),
+        "round": Estimate(
+            round_seconds, "seconds", f"{asked} clients one after the other, {steps:.0f} steps each; workers are faster"
+        ),
+        "all_rounds": Estimate(experiment.rounds * round_seconds, "seconds", "a round, times the rounds"),
+    }
+    if experiment.needs_discovery:
+        epochs, share = experiment.clustering.epochs, steps / experiment.epochs
+        found["discovery"] = Estimate(
+            experiment.discovery_clients * (around + epochs * share * seconds),
+            "seconds",
+            f"{experiment.discovery_clients} clients one after the other, {epochs} epochs of such steps",
+        )
+    return found
+
+
+def _task(workspace: Workspace, client: int) -> tuple[FitTask, str]:
+    """Return the request of a client in round 1, with pseudo-domains that stand for those of a discovery."""
+    experiment = workspace.experiment
+    domains, how_many = _stand_in(experiment, client)
+    state = initial_state(workspace, domains)
+    context = RoundContext(1, len(experiment.data.client_sizes), 1, experiment.seed_everything)
+    [task] = make_tasks(experiment, state, domains, [client], context)
+    return task, how_many
+
+
+def _stand_in(experiment: Experiment, client: int) -> tuple[PseudoDomains | None, str]:
+    """Return as many pseudo-domains as are given, or as there are domains; None for the baseline."""
+    if not experiment.needs_discovery:
+        return None, "no pseudo-domains"
+    given, data = experiment.num_domains, experiment.data
+    count = given or max(1, min(len(data.domain_names), experiment.discovery_clients))
+    members = sorted([client, *[other for other in range(data.num_clients) if other != client][: count - 1]])
+    vectors = torch.eye(count)
+    found = cluster(
+        Updates(members, vectors), count, experiment.clustering.criterion, count, experiment.seed_everything
+    )
+    return found, f"M = {count}" + ("" if given else ", the number of domains; discovery may find another")
+
+
+def _fit(workspace: Workspace, task: FitTask, batches: int) -> tuple[int, int, float, int]:
+    """Have a client take a few steps; return bytes of its answer and of its state, seconds, and bytes of a step."""
+    experiment, data = workspace.experiment, workspace.data
+    dealt, whole = data.partition, experiment.epochs
+    own = dealt.clients[task.client][: batches * experiment.batch_size]
+    few = replace(dealt, clients=[own if n == task.client else c for n, c in enumerate(dealt.clients)])
+    kept = 0
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    try:
+        data.partition, workspace.experiment = few, replace(experiment, epochs=1)
+        start = time.perf_counter()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            answer, state = fit_client(workspace, task, state_of(workspace, task, None))
+        seconds = time.perf_counter() - start
+    finally:
+        data.partition, workspace.experiment = dealt, replace(experiment, epochs=whole)
+    return answer.num_bytes, num_bytes(state), seconds, kept // batches
+
+
+def _evaluation_time(workspace: Workspace, task: FitTask) -> tuple[float, int]:
+    """Return the seconds of an evaluation, from some of the held-out images, and the number of all of them."""
+    data = workspace.data
+    dealt = data.partition
+    parts = {name: getattr(dealt, name) for name in ("test", "val", "unseen")}
+    images = sum(len(domain) for part in parts.values() for domain in part)
+    share = min(1.0, _HELD_OUT / images)
+    some = {name: [domain[: max(1, int(share * len(domain)))] for domain in part] for name, part in parts.items()}
+    try:
+        data.partition = replace(dealt, **some)
+        seconds = evaluate(workspace, {"": task.weights}, task.buffers).seconds
+    finally:
+        data.partition = dealt
+    return seconds * images / sum(len(domain) for part in some.values() for domain in part), images

@@ -1,0 +1,26 @@
+"""What a terminal shows before a command's own display: libraries take seconds to import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+
+
+@contextmanager
+def starting(options: Sequence[str] = ()) -> Iterator[None]:
+    """Show that a command is starting, while libraries are imported and settings are read; only on a terminal.
+
+    Args:
+        options: of the command; nothing is shown if it prints its help or its settings instead.
+    """
+    console = Console(stderr=True, force_jupyter=False)
+    prints = any(option == "-h" or option.startswith(("--help", "--print_config")) for option in options)
+    if prints or not console.is_terminal:
+        yield
+        return
+    with Live(Spinner("dots", "starting"), console=console, transient=True, redirect_stdout=False):
+        yield
