@@ -49,9 +49,9 @@ def fit(experiment: Experiment, display: Display | None = None) -> SavedRun:
         if domains is not None:
             record |= algorithm.init_models(weights, buffers, domains.num_domains)
         # Phase 3: rounds; each samples clients, has them fit, screens their answers, aggregates and evaluates
-        state = session.resumed(ServerState(0, weights, buffers, record, learned, domains=domains))
-        theta_0, frozen = workspace.start(1), workspace.frozen
         private = {name: tensor for name, tensor in {**whole[0], **whole[1]}.items() if name in workspace.private}
+        state = session.resumed(ServerState(0, weights, buffers, record, learned, domains=domains), private)
+        theta_0, frozen = workspace.start(1), workspace.frozen
         state = run_rounds(experiment, session.runner, state, session.events, theta_0, frozen, private)
         session.finish(state)
     return read_run(session.folder)
