@@ -287,16 +287,30 @@ def named_arrays(message: Any) -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("algorithm", ["SCAFFOLD", "FedProc", "Ditto", "FedRep", "ClusterAvg"])
 def test_private_tensors_never_leave_a_site(algorithm: str) -> None:
-    """Neither by their names nor by their values: every message of a run is looked at, Phase 1 and the end too."""
+    """Neither by their names nor by their values: every message of a run is looked at, Phase 1 and the end too.
+
+    What the server sends is the shared initialisation of a private head, with models to evaluate, and nothing else.
+    """
     run = setting(algorithm)
     fit(replace(run, run_dir="local"))
     config = write_config(run)
     grid, seen = watched(config, sites=2)
     serve(config, grid, {"run_dir": "flower"})
-    private = Workspace(run).private
+    workspace = Workspace(run)
+    private, theta_0 = workspace.private, workspace.initial(1 if run.supervision.name == "base" else 3)[0]
     assert private
-    sent = [(name, data) for message in seen if message.has_content() for name, data in named_arrays(message)]
-    assert not [name for name, _ in sent if name.rpartition("/")[2] in private]
+    requests, replies = (
+        [pair for message in seen[first::2] if message.has_content() for pair in named_arrays(message)]
+        for first in (0, 1)
+    )
+    sent = [*requests, *replies]
+    for name, tensor in load_record(Path("flower/checkpoints/2.safetensors"))[0]["weights"].items():
+        assert any(
+            tensor.numpy().tobytes() in data for known, data in requests if known == name
+        )  # what is sent is found
+    assert not private & {name for name, _ in replies}
+    for name, data in requests:
+        assert name not in private or (name.startswith("head.") and theta_0[name].numpy().tobytes() in data)
     states = [load_record(file)[0] for file in Path("states").rglob("*.safetensors")]
     for state in states:
         for group in ("private", "personal"):
@@ -360,6 +374,8 @@ def test_personal_accuracies_are_those_of_the_clients_models(score: Any) -> None
         assert float(row["personal_accuracy"]) == pytest.approx(found[client])
     details = json.loads(Path("run/evaluation.json").read_text())["personal"]
     assert (details["round"], details["score"]) == (2, score)
+    assert main(["test", "--run", "run"]) == 0  # the global model, with the initial head, is that of metrics.csv
+    assert json.loads(Path("run/evaluation.json").read_text())["personal"] == details
     each = list(found.values())
     assert len(set(each)) == len(each)  # none of them is a guess
     model = details["models"]["personal"]

@@ -125,7 +125,7 @@ def run_rounds(
             break
         state, metrics = _run_round(experiment, runner, state, number, theta_0, frozen, private or {}, events)
         events.round_aggregated(state, metrics)
-        evaluate_round(experiment, runner, state, metrics, events)
+        evaluate_round(experiment, runner, state, metrics, events, private=private)
     runner.finish()
     return state
 
@@ -260,6 +260,7 @@ def evaluate_round(
     metrics: dict[str, float],
     events: Events,
     again: bool | None = None,
+    private: Tensors | None = None,
 ) -> None:
     """Evaluate a round's model, and further models that the algorithm names, if an evaluation is due.
 
@@ -271,6 +272,8 @@ def evaluate_round(
         events: told of the scores; callbacks of the user may stop the run, so that the evaluation is waited for.
         again: for a round of a resumed run, whether it was evaluated then: this decides, as `evaluate_every` may have
             changed. None for a new round.
+        private: tensors that clients keep, as they are in the shared initialisation: a head is sent with the model, as
+            nothing else shows its size; whoever evaluates has the others.
     """
     turn = state.round % experiment.evaluate_every == 0 if again is None else again
     if not turn and state.round != experiment.rounds:
@@ -285,6 +288,11 @@ def evaluate_round(
         beside = {f"test/acc_of_{name}": outcome.scores[name].overall for name in others}
         events.round_evaluated(state, outcome.scores[""], beside | metrics | {"time/evaluate": outcome.seconds})
 
-    runner.evaluate({"": state.weights, **others}, state.buffers, tell)
+    models = {"": state.weights, **others}
+    if head := {name: tensor for name, tensor in (private or {}).items() if name.startswith("head.")}:
+        like = next(iter(state.weights.values()), next(iter(head.values())))
+        head = {name: tensor.to(like.dtype) for name, tensor in head.items()}
+        models = {name: weights | head for name, weights in models.items()}
+    runner.evaluate(models, state.buffers, tell)
     if events.has_users:
         runner.finish()

@@ -41,8 +41,8 @@ def fit(experiment: Experiment, display: Display | None = None) -> SavedRun:
         # Phase 2: from theta_0 again, with a head of M x C outputs, and the supervision's targets
         workspace, begun = session.workspace, initial_state(session.workspace, domains)
         # Phase 3: rounds; each samples clients, has them fit, screens their answers, aggregates and evaluates
-        state = session.resumed(begun)
         theta_0, frozen, private = workspace.start(1), workspace.frozen, initial_private(workspace, domains)
+        state = session.resumed(begun, private)
         state = run_rounds(experiment, session.runner, state, session.events, theta_0, frozen, private)
         session.finish(state)
     return read_run(session.folder)

@@ -17,7 +17,7 @@ from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
 from jdfl_lightning.core.files import remove_asides
 from jdfl_lightning.core.messages import SUPERVISION, UNKNOWN
-from jdfl_lightning.core.tensors import Record, misfit
+from jdfl_lightning.core.tensors import Record, Tensors, misfit
 from jdfl_lightning.data.base import option_defaults
 from jdfl_lightning.data.summary import data_table
 from jdfl_lightning.report.protocol import Protocol
@@ -64,10 +64,14 @@ class Session:
         """The run folder."""
         return self.journal.folder
 
-    def resumed(self, start: ServerState) -> ServerState:
+    def resumed(self, start: ServerState, private: Tensors) -> ServerState:
         """Return the state to start from: the checkpoint's, whose round is evaluated if it was not, or the start.
 
         Callbacks are told of all rounds that are over.
+
+        Args:
+            start: the state before the first round.
+            private: tensors that clients keep, as they are in the shared initialisation.
         """
         if self.reached is None:
             return start
@@ -75,7 +79,7 @@ class Session:
         self.events.repeat(read_numbers(self.folder))
         if last_round(self.folder) < state.round:
             metrics, evaluated = self.reached.metrics, self.reached.evaluated
-            evaluate_round(self.experiment, self.runner, state, metrics, self.events, evaluated)
+            evaluate_round(self.experiment, self.runner, state, metrics, self.events, evaluated, private)
         return state
 
     def finish(self, state: ServerState) -> None:
