@@ -229,7 +229,7 @@ def test_download(
 def test_completion_in_bash(tmp_path: Path) -> None:
     (tmp_path / "work" / "photo.png").touch()
     cases = {
-        "": "validate fit discover diagnose suite test predict export report runs",
+        "": "validate fit discover diagnose suite test predict export report watch runs download completion",
         "ru": "runs",
         "runs ": "list show compare rm",
         "runs list --": "--json --help",

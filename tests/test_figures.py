@@ -113,11 +113,13 @@ def test_formats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_formats_of_a_run_and_a_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[str]] = {}
+
+    def save(figure: Figure, file: Path, formats: list[str]) -> None:
+        asked[file.name] = formats
+        file.touch()
+
     for module in ("run", "session", "closing"):
-        monkeypatch.setattr(
-            f"jdfl_lightning.server.{module}.save_figure",
-            lambda _, file, formats: asked.update({file.name: formats}) or file.touch(),
-        )
+        monkeypatch.setattr(f"jdfl_lightning.server.{module}.save_figure", save)
     fit(experiment(rounds=1, run_dir="run", figure_formats=["svg"]), progress=False)
     assert asked == {name: ["svg"] for name in ("discovery.png", "curves.png", "confusion.png")}
     assert load_experiment("digits", "--figure_formats", "pdf,svg").figure_formats == ["pdf", "svg"]

@@ -15,8 +15,6 @@ from sklearn.datasets import load_digits
 from jdfl_lightning import HubDomains, ImageFolderDomains, RealDigits
 from jdfl_lightning.core.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("ignore:Cannot locate reference")  # dill's, of how datasets names its tables
-
 
 def cell(red: int, green: int, blue: int) -> dict[str, Any]:
     """An image of one colour, as a table holds it."""

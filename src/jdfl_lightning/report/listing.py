@@ -76,7 +76,8 @@ def summarize(folder: Path) -> RunSummary:
     files = list(_files(folder))
     changed = datetime.fromtimestamp(max((file.st_mtime for file in files), default=0.0), timezone.utc)
     size, when = sum(file.st_size for file in files), f"{changed:%Y-%m-%dT%H:%M:%SZ}"
-    state, round, problem = "damaged", 0, ""
+    state: State = "damaged"
+    round, problem = 0, ""
     try:
         config = saved_settings(folder)
         about |= _of_settings(config)
@@ -88,15 +89,8 @@ def summarize(folder: Path) -> RunSummary:
         state = _state(folder, round, about["rounds"])
     except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
         problem = plain(str(error) if isinstance(error, InputError) else f"{type(error).__name__} {error}")
-    return RunSummary(
-        folder=str(folder),
-        state=state,
-        round=round,
-        bytes=size,
-        changed=when,
-        problem=problem,
-        **about,  # type: ignore[arg-type]
-    )
+    shared: dict[str, Any] = {"round": round, "bytes": size, "changed": when, "problem": problem}
+    return RunSummary(folder=str(folder), state=state, **shared, **about)
 
 
 def _of_settings(config: Mapping[str, Any]) -> dict[str, Any]:

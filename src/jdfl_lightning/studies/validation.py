@@ -149,7 +149,7 @@ def _stand_in(experiment: Experiment, client: int) -> tuple[PseudoDomains | None
 def _fit(workspace: Workspace, task: FitTask, batches: int) -> tuple[int, int, float, int]:
     """Have a client take a few steps; return bytes of its answer and of its state, seconds, and bytes of a step."""
     experiment, data = workspace.experiment, workspace.data
-    dealt, whole = data.partition, experiment.epochs
+    dealt = data.partition
     own = dealt.clients[task.client][: batches * experiment.batch_size]
     few = replace(dealt, clients=[own if n == task.client else c for n, c in enumerate(dealt.clients)])
     kept = 0
@@ -166,7 +166,7 @@ def _fit(workspace: Workspace, task: FitTask, batches: int) -> tuple[int, int, f
             answer, state = fit_client(workspace, task, state_of(workspace, task, None))
         seconds = time.perf_counter() - start
     finally:
-        data.partition, workspace.experiment = dealt, replace(experiment, epochs=whole)
+        data.partition, workspace.experiment = dealt, experiment
     return answer.num_bytes, num_bytes(state), seconds, kept // batches
 
 
