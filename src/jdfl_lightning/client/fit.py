@@ -99,6 +99,7 @@ class Workspace:
             setattr(self._module, name, experiment.local_optimizer.argument(name))
         self._module.optimizer, self._module.lr_scheduler = experiment.local_optimizer, experiment.lr_scheduler
         self._module.head_lr = experiment.head_lr
+        self._plain = PlainTargets()
         self._module.to(memory_format=torch.channels_last)
         self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
 
@@ -147,7 +148,7 @@ class Workspace:
         num_domains = weights["head.weight"].shape[0] // module.head.num_classes
         if num_domains != module.head.num_domains:
             module.head = self._new_head(num_domains)
-        module.targets = targets if targets is not None else PlainTargets()
+        module.targets = targets if targets is not None else self._plain
         module.regularizers = nn.ModuleList()
         dtype = weights["head.weight"].dtype
         with torch.no_grad():
