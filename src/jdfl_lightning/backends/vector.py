@@ -78,7 +78,7 @@ class VectorRunner(LocalRunner):
                 yield result
 
     def _fit_group(self, tasks: Sequence[FitTask]) -> list[FitResult | FitFailure] | str:
-        """Return the results of a group trained together, or why it cannot be: one by one the client at fault is found."""
+        """Return the results of a group trained together, or why it cannot be: one by one the fault is found."""
         workspace, states = self._workspace, self._states
         try:
             fits: list[LocalFit] = []

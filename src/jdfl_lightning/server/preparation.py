@@ -6,8 +6,8 @@ import warnings
 
 from torch import nn
 
-from jdfl_lightning.client.features import open_workspace, why_no_features
-from jdfl_lightning.client.fit import Workspace, initial_backbone
+from jdfl_lightning.client.features import frozen_backbone, open_workspace, why_no_features
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.trainer import check_trainer
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import Note, require
@@ -26,7 +26,7 @@ def prepare(experiment: Experiment, display: Display, backbone: nn.Module | None
     data = experiment.data
     data.progress = display.step
     check_trainer(experiment.trainer)
-    backbone = initial_backbone(experiment) if backbone is None else backbone
+    backbone = frozen_backbone(experiment) if backbone is None else backbone
     num_features(backbone, data.size)  # runs the backbone, which raises if it does not fit the images
     if data.roster is None:
         data.deal(experiment.seed_everything)
