@@ -12,7 +12,7 @@ from torch import nn
 
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
-from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.module import JointModule, TensorPlaces
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
 from jdfl_lightning.client.rotation import TurnedBatches
 from jdfl_lightning.client.schedule import round_factor
@@ -147,7 +147,9 @@ class Workspace:
         module = self._module
         num_domains = weights["head.weight"].shape[0] // module.head.num_classes
         if num_domains != module.head.num_domains:
-            module.head = self._new_head(num_domains)
+            module.head, module.places = self._new_head(num_domains), None
+        if module.places is None and type(module) is JointModule:  # a subclass may exchange layers as it likes
+            module.places = TensorPlaces(module)
         module.targets = targets if targets is not None else self._plain
         module.regularizers = nn.ModuleList()
         dtype = weights["head.weight"].dtype
