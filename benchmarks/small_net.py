@@ -10,6 +10,6 @@ def small_net(size: int) -> nn.Module:
     return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3 * (size // 2) ** 2, 8), nn.ReLU())
 
 
-def wide_features(size: int) -> nn.Module:
-    """Return a network of 1,280 features, as many as EfficientNet-Lite0 has."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 1280), nn.ReLU())
+def wide_features(size: int, width: int = 1280) -> nn.Module:
+    """Return a network of 1,280 features, as many as EfficientNet-Lite0 has, or another number."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, width), nn.ReLU())
