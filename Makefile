@@ -53,6 +53,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/tiny_clients.py
 	$(BIN)/python benchmarks/cached_features.py
+	$(BIN)/python benchmarks/many_clients.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/shares.py
@@ -60,6 +61,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/fuzz.py
 	$(BIN)/python benchmarks/registered.py
+	$(BIN)/python benchmarks/registered.py --features --per_round 1000 --clients 1000 10000 100000 --rounds 12
 	$(BIN)/python benchmarks/ray_rounds.py
 	$(BIN)/python benchmarks/flower_rounds.py
 

@@ -1,9 +1,12 @@
-"""Time and memory of a round against the number of registered clients, 50 of which take part.
+"""Time and memory of a round against the number of registered clients, of which 50 or 1,000 take part.
 
     python benchmarks/registered.py
+    python benchmarks/registered.py --features --per_round 1000 --clients 1000 10000 100000 --rounds 12
 
 Each row is a run in a process of its own: `fit` with checkpoints, metrics and all, random targets with Phase 1 on 50
-clients, 5 images a client at 8 px and a network of a few hundred parameters, so that what is left is the server's.
+clients, 5 images a client at 8 px and a network of a few hundred parameters, so that what is left is the server's. With
+--features clients train a head on the features of a frozen network, which are computed once, with VectorBackend, and
+Phase 1 uses sketches.
 """
 
 from __future__ import annotations
@@ -22,10 +25,8 @@ from pathlib import Path
 from random_images import RandomImages
 from timing import write_section
 
-from jdfl_lightning import SCAFFOLD, Clustering, Experiment, FedAvg, LocalBackend, fit
+from jdfl_lightning import SCAFFOLD, Clustering, Experiment, FedAvg, LocalBackend, VectorBackend, fit
 from jdfl_lightning.ui.display import Display
-
-PER_ROUND = 50
 
 
 def resident() -> float:
@@ -49,23 +50,24 @@ class Clock(Display):
         self.memory.append(resident())
 
 
-def measure(clients: int, algorithm: str, rounds: int) -> dict[str, float]:
+def measure(clients: int, algorithm: str, rounds: int, per_round: int, features: bool) -> dict[str, float]:
     """Run rounds; return the time of a round in the first and in the last third, and the memory after each."""
-    clock = Clock()
+    clock, share = Clock(), per_round / clients
     with tempfile.TemporaryDirectory() as folder:
         fit(
             Experiment(
                 data=RandomImages(size=8, num_clients=clients, images=6 * clients),
-                backbone="small_net.small_net",
+                backbone="small_net.wide_features" if features else "small_net.small_net",
+                backbone_args={"width": 64, "freeze": True} if features else {},
                 algorithm=SCAFFOLD() if algorithm == "SCAFFOLD" else FedAvg(),
                 supervision="random",
                 num_domains=4,
                 rounds=rounds,
                 epochs=1,
-                client_fraction=PER_ROUND / clients,
-                clustering=Clustering(epochs=1, fraction=PER_ROUND / clients),
+                client_fraction=share,
+                clustering=Clustering(epochs=1, fraction=share, sketch_dim=256 if features else None),
                 evaluate_every=rounds,
-                backend=LocalBackend(),
+                backend=VectorBackend() if features else LocalBackend(),
                 run_dir=f"{folder}/run",
             ),
             clock,
@@ -92,11 +94,14 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
     parser.add_argument("--algorithms", nargs="+", default=["FedAvg", "SCAFFOLD"])
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--per_round", type=int, default=50)
+    parser.add_argument("--features", action="store_true", help="train heads on features of a frozen network")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         clients, algorithm = options.one.split(",")
-        print(json.dumps(measure(int(clients), algorithm, options.rounds)))
+        found = measure(int(clients), algorithm, options.rounds, options.per_round, options.features)
+        print(json.dumps(found))
         return
     lines = [
         "| algorithm | registered | CPU s a round, early | late | least s, early | late | MiB, early | late | states |",
@@ -105,13 +110,15 @@ def main() -> None:
     for algorithm in options.algorithms:
         for clients in options.clients:
             command = [sys.executable, __file__, "--one", f"{clients},{algorithm}", "--rounds", str(options.rounds)]
+            command += ["--per_round", str(options.per_round), *["--features"] * options.features]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             row = json.loads(done.stdout.splitlines()[-1])
             times = " | ".join(f"{row[name]:.3f}" for name in ("work_first", "work_last", "first", "last"))
             sizes = " | ".join(f"{row[name]:.0f}" for name in ("memory_first", "memory_last", "states"))
             lines.append(f"| {algorithm} | {clients:,} | {times} | {sizes} |")
             print(lines[-1], flush=True)
-    write_section("registered clients", "\n".join(lines), "scale.md")
+    name = "registered clients on features" if options.features else "registered clients"
+    write_section(name, "\n".join(lines), "scale.md")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.core.errors import InputError, Note, StorageError
 from jdfl_lightning.core.files import write_whole
-from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_record
+from jdfl_lightning.storage.checkpoint import ClientStates, load_record, read_header, save_record
 from jdfl_lightning.storage.folder import lock_run, read_run
 from jdfl_lightning.storage.trust import sign
 from jdfl_lightning.studies.inference import test_run as run_again
@@ -441,6 +441,38 @@ def test_a_full_disk_at_every_step(step: str, round: int, monkeypatch: pytest.Mo
     assert [file.name for file in Path("cut/checkpoints").iterdir()] == ["1.safetensors"]
     fit(experiment(resume="cut", **changes))
     assert contents("cut") == contents("whole")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_states_are_durable_before_the_checkpoint_that_refers_to_them(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may lose what was not synced: when a checkpoint appears, every state that it names was."""
+    synced: set[tuple[int, int]] = set()
+    fsync, replace, counts = os.fsync, Path.replace, []
+
+    def which(found: os.stat_result) -> tuple[int, int]:
+        return found.st_ino, found.st_mtime_ns
+
+    def fsync_(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(which(os.fstat(descriptor)))
+
+    def replace_(path: Path, target: Path) -> Path:
+        if target.parent.name == "checkpoints":
+            clients = read_header(path).clients
+            states = [Path(f"run/clients/{client}-{round}.safetensors") for client, round in clients.items()]
+            counts.append(sum(which(state.stat()) in synced for state in states))
+            assert counts[-1] == len(states)
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync_)
+    monkeypatch.setattr(Path, "replace", replace_)
+    options = Checkpointing(every=every)
+    changes: dict[str, Any] = {"algorithm": algorithms.SCAFFOLD(), "supervision": "base", "client_fraction": 0.5}
+    fit(experiment(run_dir="run", rounds=4, checkpoint=options, evaluate_every=4, **changes))
+    assert len(counts) == 4 // every
+    assert min(counts) >= 2
 
 
 def test_a_folder_that_cannot_be_written() -> None:

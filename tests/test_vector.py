@@ -21,9 +21,11 @@ from jdfl_lightning import (
     Experiment,
     InputError,
     LocalBackend,
+    LocalUpdate,
     Online,
     Part,
     Prototype,
+    RunCallback,
     TrainerOptions,
     VectorBackend,
     algorithms,
@@ -164,6 +166,40 @@ class Failing(algorithms.FedAvg):
         return super().local(task, state)
 
 
+class Notes(RunCallback):
+    """Keeps the notes of a run in a file."""
+
+    def client_noted(self, round: int, client: int, note: str) -> None:
+        with Path("notes").open("a") as out:
+            out.write(f"{round} {client} {note}\n")
+
+
 def test_a_client_that_fails_is_left_out() -> None:
-    run = fit(setting(algorithm=Failing(), supervision="base", rounds=1, backend=VectorBackend(), run_dir="run"))
-    assert (run.metrics["refused"].iloc[0], run.metrics["clients"].iloc[0]) == (1, 3)
+    """Its group is trained one by one, and the run says so once."""
+    changes = {"algorithm": Failing(), "supervision": "base", "backend": VectorBackend(group=2)}
+    run = fit(setting(rounds=2, callbacks=[Notes()], run_dir="run", **changes))
+    assert (run.metrics["refused"].tolist(), run.metrics["clients"].tolist()) == ([1, 0], [3, 4])
+    assert Path("notes").read_text() == (
+        "1 0 its group, and others that cannot be trained together, are trained one by one: RuntimeError: no power\n"
+    )
+
+
+class Watched(algorithms.FedAvg):
+    """Its clients have a hook that only a Trainer calls."""
+
+    def local(self, task: FitTask, state: Any) -> Any:
+        return Watching(task, state)
+
+
+class Watching(LocalUpdate):
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Do nothing."""
+
+
+def test_an_algorithm_that_cannot_be_stacked_says_so_once() -> None:
+    run = setting(algorithm=Watched(), supervision="base", rounds=2, backend=VectorBackend(), callbacks=[Notes()])
+    fit(replace(run, run_dir="vector"))
+    assert Path("notes").read_text().splitlines() == [
+        "1 0 its group, and others that cannot be trained together, are trained one by one: its algorithm acts between "
+        "the steps of a fit"
+    ]

@@ -115,8 +115,17 @@ class LocalUpdate(pl.Callback):
         """Sum the loss without synchronising the device."""
         size = len(batch[1])
         batches = trainer.accumulate_grad_batches  # Lightning divides the loss by this
-        self._loss_sum = self._loss_sum + outputs["loss"].detach().float() * (size * batches)
-        self._num_seen += size
+        self.count_loss(outputs["loss"].detach().float() * (size * batches), size)
+
+    def count_loss(self, total: Tensor | float, samples: int) -> None:
+        """Add the losses of some samples to those of the fit.
+
+        Args:
+            total: their sum.
+            samples: their number.
+        """
+        self._loss_sum = self._loss_sum + total
+        self._num_seen += samples
 
 
 def _is_plain_sgd(optimizer: Optimizer) -> bool:

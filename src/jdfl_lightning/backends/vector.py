@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jdfl_lightning.backends.base import RESET, Backend, Runner, state_of
-from jdfl_lightning.backends.local import LocalRunner
+from jdfl_lightning.backends.local import LocalRunner, limited_threads
 from jdfl_lightning.client.fit import LocalFit, Workspace, begin_fit, begin_second, end_fit, second_state
 from jdfl_lightning.client.stack import can_be_stacked, check_stackable, fit_stack
-from jdfl_lightning.core.errors import StorageError, require, require_types
-from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
+from jdfl_lightning.core.errors import StorageError, last_line, require, require_types
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.storage.checkpoint import ClientStates
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ class VectorBackend(Backend):
 
     @contextmanager
     def open(self, experiment: Experiment, states: ClientStates) -> Iterator[Runner]:
-        """Build one module, and check that copies of it can be stacked."""
-        workspace = Workspace(experiment)
-        check_stackable(workspace)
-        yield VectorRunner(workspace, states, self.group)
+        """Build one module, and check that copies of it can be stacked; on features one thread does it."""
+        with limited_threads(1 if experiment.data.features is not None else None):
+            workspace = Workspace(experiment)
+            check_stackable(workspace)
+            yield VectorRunner(workspace, states, self.group)
 
 
 class VectorRunner(LocalRunner):
@@ -54,18 +55,34 @@ class VectorRunner(LocalRunner):
     def __init__(self, workspace: Workspace, states: ClientStates, group: int) -> None:
         super().__init__(workspace, states)
         self._group = group
+        self._has_said = False
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
-        """Fit one group after the other."""
+        """Fit one group after the other; clients' own models are evaluated one by one."""
+        if tasks and tasks[0].personal:
+            yield from super().fit(tasks)
+            return
         for start in range(0, len(tasks), self._group):
             group = tasks[start : start + self._group]
-            yield from self._fit_group(group) or super().fit(group)
+            together = self._fit_group(group)
+            if isinstance(together, str):
+                yield from self._fit_alone(group, together)
+            else:
+                yield from together
 
-    def _fit_group(self, tasks: Sequence[FitTask]) -> list[FitResult | FitFailure]:
-        """Return the results of a group trained together; none if that fails, as one by one the error is found."""
+    def _fit_alone(self, tasks: Sequence[FitTask], reason: str) -> Iterator[FitResult | FitFailure]:
+        """Fit one client after the other; the first answer of a run that comes this way says why."""
+        for result in super().fit(tasks):
+            if not self._has_said and isinstance(result, FitResult) and tasks[0].round != DISCOVERY_ROUND:
+                self._has_said = True
+                why = f"its group, and others that cannot be trained together, are trained one by one: {reason}"
+                yield replace(result, note="; ".join(filter(None, (result.note, why))))
+            else:
+                yield result
+
+    def _fit_group(self, tasks: Sequence[FitTask]) -> list[FitResult | FitFailure] | str:
+        """Return the results of a group trained together, or why it cannot be: one by one the fault is found."""
         workspace, states = self._workspace, self._states
-        if tasks[0].personal:
-            return []
         try:
             fits: list[LocalFit] = []
             seconds: list[LocalFit] = []
@@ -79,7 +96,7 @@ class VectorRunner(LocalRunner):
                 if (second := begin_second(workspace, task, state)) is not None:
                     seconds.append(second)
             if not all(can_be_stacked(fit) for fit in fits):
-                return []
+                return "its algorithm acts between the steps of a fit"
             results: list[FitResult | FitFailure] = []
             own = fit_stack(workspace, seconds) if seconds else [{}] * len(fits)
             for fit, weights, personal in zip(fits, fit_stack(workspace, fits), own, strict=True):
@@ -93,5 +110,5 @@ class VectorRunner(LocalRunner):
             return results
         except StorageError:  # not the client's fault: a full disk affects every client
             raise
-        except Exception:  # whatever a part of the user's raises
-            return []
+        except Exception as error:  # whatever a part of the user's raises
+            return last_line(f"{type(error).__name__}: {error}")

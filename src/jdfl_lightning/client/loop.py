@@ -87,7 +87,8 @@ class PlainLoop:
 
     def _fit(self, epochs: int) -> None:
         module, update, trainer = self.module, self.update, self._trainer
-        module.train()
+        if not module.training:  # to set it takes long, as every layer has it
+            module.train()
         update.on_train_start(trainer, module)
         for _ in range(epochs):
             for number, batch in enumerate(self.train_dataloader):

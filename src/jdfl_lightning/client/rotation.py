@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -46,6 +44,7 @@ class TurnedBatches(BatchLoader):
         vars(self).update(vars(loader))
         self.num_classes = num_classes
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for images, _, domains in super().__iter__():
-            yield *turn(images, self.num_classes), domains
+    def take(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the batch of some of the images, turned."""
+        images, _, domains = super().take(chosen)
+        return *turn(images, self.num_classes), domains

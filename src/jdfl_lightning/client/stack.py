@@ -6,30 +6,26 @@ product of stacked matrices replaces many products, so that weights agree to rou
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, cast
 
-import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
-from torch.nn.utils.rnn import pad_sequence
 
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.client.fit import LocalFit, Workspace
 from jdfl_lightning.client.loop import has_known_hooks
 from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.stacked import (
+    StackedBatches,
+    StackedClient,
+    have_plain_losses,
+    losses_one_by_one,
+    losses_together,
+)
 from jdfl_lightning.core.errors import InputError, last_line, require
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors, zeros_like
-from jdfl_lightning.data.loader import BatchLoader
-from jdfl_lightning.joint import PlainTargets, TargetRule
-from jdfl_lightning.joint.loss import soft_target_kl
-from jdfl_lightning.regularizers import Step
 
 _OWN = "jdfl_lightning."
 _SGD_ARGUMENTS = {"lr", "momentum", "weight_decay"}
@@ -70,50 +66,6 @@ def can_be_stacked(fit: LocalFit) -> bool:
     return has_known_hooks(fit.update) and not fit.task.every_epoch
 
 
-@dataclass
-class _Client:
-    """A client of the stack; it stands in for Trainer and module where an algorithm's hooks expect them."""
-
-    fit: LocalFit
-    params: Tensors
-    """Views of its part of the stack, with gradients that are views too."""
-    module: JointModule
-    batches: Iterator[Sequence[Tensor]]
-    accumulate_grad_batches: int = 1
-    optimizers: tuple[()] = ()
-
-    @property
-    def train_dataloader(self) -> BatchLoader:
-        """The client's batches."""
-        return self.fit.loader
-
-    @cached_property
-    def backbone(self) -> nn.Module:
-        """The network below the head, as it was before the fit; a hook on it is not called."""
-        own = copy.copy(self.module.backbone)
-        if self.module.private:
-            own = copy.deepcopy(own)
-            tensors = {**self.fit.weights, **self.fit.buffers}
-            below = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
-            own.load_state_dict({name: below[name] for name in own.state_dict()})
-        own._forward_pre_hooks = OrderedDict()
-        return own
-
-    @property
-    def private(self) -> frozenset[str]:
-        """Names of what the client keeps."""
-        return self.module.private
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the client's own parameters."""
-        yield from self.params.items()
-
-    def hook(self, name: str, *details: Any, module: pl.LightningModule | None = None) -> None:
-        """Call a hook of the algorithm, unless it does nothing."""
-        if getattr(type(self.fit.update), name) is not getattr(pl.Callback, name):
-            getattr(self.fit.update, name)(cast(Any, self), cast(Any, module or self), *details)
-
-
 def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     """Train clients together.
 
@@ -124,7 +76,8 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     Returns:
         The trained parameters of each, in the order of the fits.
     """
-    order = sorted(range(len(fits)), key=lambda place: -_num_steps(fits[place]))  # those that still train come first
+    num_steps = [fit.epochs * len(fit.loader) for fit in fits]
+    order = sorted(range(len(fits)), key=lambda place: -num_steps[place])  # those that still train come first
     members = [fits[place] for place in order]
     module = workspace.module(members[0].weights, members[0].buffers).train()
     values = {name: torch.stack([fit.weights[name] for fit in members]) for name in members[0].weights}
@@ -135,7 +88,7 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
         params = {name: value[place].requires_grad_() for name, value in values.items()}
         for name, param in params.items():
             param.grad = gradients[name][place]
-        clients.append(_Client(fit, params, module, _batches(fit)))
+        clients.append(StackedClient(fit, params, module, num_steps[order[place]], _order(fit)))
         clients[-1].hook("on_train_start")
     optimizer, head_lr = workspace.experiment.local_optimizer, workspace.experiment.head_lr
     rates = _rates(optimizer, values, members[0].lr_factor, head_lr)
@@ -143,10 +96,15 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     sent = workspace.sent(values)
     told = {name: rates[name] for name in sent}
     corrects = type(members[0].update).correct is not LocalUpdate.correct and bool(sent)
-    for step in range(_num_steps(members[0])):
-        active = [client for client in clients if step < _num_steps(client.fit)]
+    alike = have_plain_losses(members)
+    losses = torch.zeros(len(members))
+    for step in range(clients[0].num_steps):
+        active = [client for client in clients if step < client.num_steps]
         size = len(active)
-        found = _gradients(module, active, {name: value[:size] for name, value in values.items()}, step)
+        batches = StackedBatches.take(active)
+        live = {name: value[:size].detach().requires_grad_() for name, value in values.items()}
+        found, loss = _gradients(module, batches, live, step, alike)
+        losses[:size] += loss.float() * torch.tensor(batches.sizes)
         with torch.no_grad():
             for name, gradient in found.items():
                 gradients[name][:size] = gradient
@@ -163,23 +121,21 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
         for client in active:
             client.fit.update.count_step(told)
     trained = [{name: value[place].clone() for name, value in values.items()} for place in range(len(members))]
-    for client, weights in zip(clients, trained, strict=True):
+    for client, weights, total in zip(clients, trained, losses.tolist(), strict=True):
+        if not client.has("on_train_batch_end", LocalUpdate):
+            client.fit.update.count_loss(total, client.fit.epochs * len(client.fit.loader.indices))
         terms = client.fit.terms.values()
-        if terms or type(client.fit.update).on_train_end is not pl.Callback.on_train_end:
+        if terms or client.has("on_train_end"):
             module = workspace.module(weights, client.fit.buffers).train()
             client.hook("on_train_end", module=module)
             for term in terms:
                 term.finish(module.backbone, module.head, client.fit.loader)
-    return [trained[order.index(place)] for place in range(len(fits))]
+    return [weights for _, weights in sorted(zip(order, trained, strict=True), key=lambda pair: pair[0])]
 
 
-def _num_steps(fit: LocalFit) -> int:
-    return fit.epochs * len(fit.loader)
-
-
-def _batches(fit: LocalFit) -> Iterator[Sequence[Tensor]]:
+def _order(fit: LocalFit) -> Iterator[Tensor]:
     for _ in range(fit.epochs):
-        yield from fit.loader
+        yield from fit.loader.order()
 
 
 def _rates(optimizer: Part, params: Mapping[str, Tensor], factor: float, head_lr: float) -> dict[str, float]:
@@ -199,75 +155,34 @@ def _add_velocity(velocities: Tensors, name: str, gradient: Tensor, momentum: fl
 
 def _forward(module: JointModule, params: Mapping[str, Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
     """Return features (K, B, F) and logits (K, B, M*C) of stacked parameters and images (K, B, ...)."""
-
-    def one(own: dict[str, Tensor], batch: Tensor) -> tuple[Tensor, Tensor]:
-        below = {n.removeprefix("backbone."): value for n, value in own.items() if n.startswith("backbone.")}
-        features = functional_call(module.backbone, below, (batch,))
-        return features, functional_call(module.head, {n: own[f"head.{n}"] for n in ("weight", "bias")}, (features,))
-
-    features, logits = vmap(one)(dict(params), images)
-    return features, logits
+    below = {n.removeprefix("backbone."): value for n, value in params.items() if n.startswith("backbone.")}
+    if below:
+        features = vmap(lambda own, batch: functional_call(module.backbone, own, (batch,)))(below, images)
+    else:  # the same for all
+        features = module.backbone(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+    return features, torch.bmm(features, params["head.weight"].mT) + params["head.bias"].unsqueeze(1)
 
 
-def _gradients(module: JointModule, active: Sequence[_Client], values: Tensors, step: int) -> Tensors:
-    """Return the stacked gradients of the clients' losses on their next batches."""
-    batches = [next(client.batches) for client in active]
-    for client, batch in zip(active, batches, strict=True):
-        client.hook("on_train_batch_start", batch, step)
-    live = {name: value.detach().requires_grad_() for name, value in values.items()}
-    features, logits = _forward(module, live, pad_sequence([batch[0] for batch in batches], batch_first=True))
-    alike = all(_has_plain_loss(client.fit) for client in active)
-    losses = (_losses_together if alike else _losses_one_by_one)(module, active, batches, features, logits)
+def _gradients(
+    module: JointModule, batches: StackedBatches, live: Tensors, step: int, alike: bool
+) -> tuple[Tensors, Tensor]:
+    """Return the stacked gradients of the clients' losses on their batches, and these losses.
+
+    Args:
+        module: the network.
+        batches: the batches.
+        live: the stacked parameters.
+        step: number of the step.
+        alike: whether no client's loss is changed by its algorithm.
+    """
+    for place, client in enumerate(batches.clients):
+        if client.has("on_train_batch_start"):
+            client.hook("on_train_batch_start", batches.of(place), step)
+    features, logits = _forward(module, live, batches.inputs)
+    losses = losses_together(batches, logits) if alike else losses_one_by_one(module, batches, features, logits)
     found = torch.autograd.grad(losses.sum(), list(live.values()))
-    for client, batch, loss in zip(active, batches, losses.detach(), strict=True):
-        client.hook("on_train_batch_end", {"loss": loss}, batch, step)
-    return dict(zip(live, found, strict=True))
-
-
-def _has_plain_loss(fit: LocalFit) -> bool:
-    """Return whether a client's loss is that of a table of targets, unchanged by its algorithm."""
-    plain = type(fit.update).loss is LocalUpdate.loss and not fit.terms
-    return plain and (fit.targets is None or type(fit.targets) is TargetRule)
-
-
-def _weights(client: _Client, batch: Sequence[Tensor], logits: Tensor | None = None) -> Tensor:
-    rule = client.fit.targets if client.fit.targets is not None else PlainTargets()
-    weights: Tensor = rule(batch[2], client.fit.generator, logits, batch[1])
-    return weights
-
-
-def _losses_together(
-    module: JointModule,
-    active: Sequence[_Client],
-    batches: Sequence[Sequence[Tensor]],
-    features: Tensor,
-    logits: Tensor,
-) -> Tensor:
-    """Return the mean loss of every client's batch; rows that only fill up a batch have no mass and no loss."""
-    pairs = zip(active, batches, strict=True)
-    weights = pad_sequence([_weights(client, batch) for client, batch in pairs], batch_first=True)
-    labels = pad_sequence([batch[1] for batch in batches], batch_first=True)
-    each = soft_target_kl(logits.flatten(0, 1), weights.flatten(0, 1), labels.flatten()).view(labels.shape)
-    return each.sum(dim=1) / torch.tensor([len(batch[1]) for batch in batches])
-
-
-def _losses_one_by_one(
-    module: JointModule,
-    active: Sequence[_Client],
-    batches: Sequence[Sequence[Tensor]],
-    features: Tensor,
-    logits: Tensor,
-) -> Tensor:
-    """Return the loss of every client's batch, as `JointModule.training_step` computes it."""
-    losses = []
-    for client, batch, all_features, all_logits in zip(
-        active, batches, features.unbind(), logits.unbind(), strict=True
-    ):
-        labels, size = batch[1], len(batch[1])
-        own, given = all_logits[:size], all_features[:size]
-        weights = _weights(client, batch, own.detach())
-        loss = client.fit.update.loss(module.task_loss(own, weights, labels), given, labels)
-        for term in client.fit.terms.values():
-            loss = loss + term(Step(module.head, own, given, labels, weights))
-        losses.append(loss)
-    return torch.stack(losses)
+    losses = losses.detach()
+    for place, client in enumerate(batches.clients):
+        if client.has("on_train_batch_end", LocalUpdate):
+            client.hook("on_train_batch_end", {"loss": losses[place]}, batches.of(place), step)
+    return dict(zip(live, found, strict=True)), losses

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from jdfl_lightning.client.module import JointModule
+from jdfl_lightning.client.module import JointModule, TensorPlaces
 from jdfl_lightning.client.schedule import round_factor
 from jdfl_lightning.core.errors import InputError, without_stop
 from jdfl_lightning.core.parts import Part
@@ -88,6 +88,7 @@ class Workspace:
             setattr(self._module, name, experiment.local_optimizer.argument(name))
         self._module.optimizer, self._module.lr_scheduler = experiment.local_optimizer, experiment.lr_scheduler
         self._module.head_lr = experiment.head_lr
+        self._plain = PlainTargets()
         self._module.to(memory_format=torch.channels_last)
         self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
         names = {**self._theta_0[0], **self._theta_0[1]}
@@ -182,8 +183,10 @@ class Workspace:
         module = self._module
         num_domains = weights["head.weight"].shape[0] // module.head.num_classes
         if num_domains != module.head.num_domains:
-            module.head = self._new_head(num_domains)
-        module.targets = targets if targets is not None else PlainTargets()
+            module.head, module.places = self._new_head(num_domains), None
+        if module.places is None and type(module) is JointModule:  # a subclass may exchange layers as it likes
+            module.places = TensorPlaces(module)
+        module.targets = targets if targets is not None else self._plain
         module.regularizers = nn.ModuleList()
         dtype = weights["head.weight"].dtype
         with torch.no_grad():

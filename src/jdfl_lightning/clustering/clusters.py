@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ _SILHOUETTES = 2000
 """Largest number of clients for a silhouette, whose time is quadratic in it."""
 _COLUMNS = 16384
 """Columns of the vectors that are converted to double precision at a time."""
+_FEW_BYTES = 1 << 16
+"""Size of the largest points whose clusters are kept."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,18 @@ def project(vectors: Tensor) -> list[list[float]]:
 
 
 def _kmeans(points: Vectors, num_domains: int, seed: int) -> KMeans:
+    """Run k-means; a few clients' clusters are kept, as all runs of a suite with the same seed share their updates."""
+    if points.nbytes > _FEW_BYTES:
+        return _new_kmeans(points, num_domains, seed)
+    return _kept_kmeans(points.tobytes(), points.shape, str(points.dtype), num_domains, seed)
+
+
+@lru_cache(maxsize=64)
+def _kept_kmeans(points: bytes, shape: tuple[int, ...], dtype: str, num_domains: int, seed: int) -> KMeans:
+    return _new_kmeans(np.frombuffer(points, dtype).reshape(shape), num_domains, seed)
+
+
+def _new_kmeans(points: Vectors, num_domains: int, seed: int) -> KMeans:
     with warnings.catch_warnings():
         # fewer distinct vectors than clusters: an empty cluster is harmless, its inertia is 0
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -31,7 +31,7 @@ _ASIDE = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def write_whole(file: Path, content: bytes, private: bool = False) -> None:
+def write_whole(file: Path, content: bytes, private: bool = False, durable: bool = True) -> None:
     """Write a temporary file and rename it: a reader finds the old content or the new, never a part.
 
     The temporary file has a random name and must not exist, so that it cannot be a link made by someone else.
@@ -40,6 +40,7 @@ def write_whole(file: Path, content: bytes, private: bool = False) -> None:
         file: the file to write; a link there is replaced, not followed.
         content: the whole content.
         private: whether only this user may read it.
+        durable: whether it survives a power cut at once; else when `sync` is called for it.
     """
     aside = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -48,15 +49,32 @@ def write_whole(file: Path, content: bytes, private: bool = False) -> None:
         try:
             with os.fdopen(descriptor, "wb") as out:
                 out.write(content)
-                out.flush()
-                os.fsync(out.fileno())
+                if durable:
+                    out.flush()
+                    os.fsync(out.fileno())
             aside.replace(file)
-            _sync_folder(file.parent)
+            if durable:
+                _sync_folder(file.parent)
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise StorageError(f"Expected to write {file} but: {error.strerror or error}.") from error
+
+
+def sync(folder: Path, names: Iterable[str]) -> None:
+    """Make files of a folder durable in case of a power cut; those that are missing are left out."""
+    try:
+        for name in names:
+            with suppress(FileNotFoundError):
+                descriptor = os.open(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        _sync_folder(folder)
+    except OSError as error:
+        raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error
 
 
 def _sync_folder(folder: Path) -> None:

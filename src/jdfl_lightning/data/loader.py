@@ -56,16 +56,23 @@ class BatchLoader:
         return [*sizes[:-2], sizes[-2] + 1] if whole and rest == 1 and self.batch_size > 1 else sizes
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for chosen in self.order():
+            yield self.take(chosen)
+
+    def order(self) -> Iterator[Tensor]:
+        """Yield which of the N images are in each batch of a pass."""
         order = self.indices
         if self.generator is not None:
             order = order[torch.randperm(len(order), generator=self.generator)]
-        for chosen in order.split(self._sizes()):
-            labels = self.labels[chosen]
-            domains = torch.full_like(labels, self.domains) if isinstance(self.domains, int) else self.domains[chosen]
-            images = self.images[chosen]
-            if images.is_floating_point():
-                yield images, labels, domains
-                continue
-            if self.augmentation is not None:
-                images = self.augmentation(images)
-            yield to_input(images, self.normalize), labels, domains
+        yield from order.split(self._sizes())
+
+    def take(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the batch of some of the N images."""
+        labels = self.labels[chosen]
+        domains = torch.full_like(labels, self.domains) if isinstance(self.domains, int) else self.domains[chosen]
+        images = self.images[chosen]
+        if images.is_floating_point():
+            return images, labels, domains
+        if self.augmentation is not None:
+            images = self.augmentation(images)
+        return to_input(images, self.normalize), labels, domains

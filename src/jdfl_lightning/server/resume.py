@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -208,8 +209,9 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
     return Reached(state, header.metrics, header, record.get("domains", {}).get("mu"), evaluated)
 
 
+@cache
 def bit_versions() -> dict[str, str]:
-    """Return the versions of the packages on which the exact bits of a result depend."""
+    """Return the versions of the packages on which the exact bits of a result depend; reading them takes long."""
     return {name: version(name) for name in ("jdfl-lightning", "torch", "lightning")}
 
 

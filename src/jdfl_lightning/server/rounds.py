@@ -49,7 +49,7 @@ class _Tally:
 
     def __init__(self, round: int, total: int, events: Events) -> None:
         self.round, self.name, self.total, self.events = round, f"round {round}", total, events
-        self.answered = self.clients = self.bytes = 0
+        self.answered = self.clients = self.size = 0
         self.metrics: dict[str, tuple[float, int]] = {}
         """For each metric: the sum weighted by examples over the clients that sent it, and their number of examples."""
         self.buffers = RunningSum()
@@ -83,7 +83,7 @@ class _Tally:
         try:
             for result in results:
                 self.clients += 1
-                self.bytes += result.num_bytes
+                self.size = self.size or result.num_bytes  # all that count have the same form
                 for name, value in result.metrics.items():
                     total, examples = self.metrics.get(name, (0.0, 0))
                     self.metrics[name] = total + value * result.num_examples, examples + result.num_examples
@@ -179,8 +179,8 @@ def _run_round(
         "clients": tally.clients,
         "refused": len(tally.refused),
         **({} if domains is None else {"joined": float(len(domains.newcomers))}),
-        "bytes/down": probes_down + sum(task.num_bytes for task in tasks),
-        "bytes/up": probes_up + tally.bytes,
+        "bytes/down": probes_down + len(tasks) * tasks[0].num_bytes,  # all clients are sent the same tensors
+        "bytes/up": probes_up + tally.clients * tally.size,
         "time/fit": time.perf_counter() - start,
     }
     kept = {client: round for client, round in state.clients.items() if client not in tally.keeps}

@@ -8,6 +8,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +40,11 @@ class Form:
     """The supervision and the regularizers, which check their own sums."""
     counts: Tensors = field(default_factory=dict)
     """Integer buffers as they were sent: they are counts, for example of batches, and only grow."""
+
+    @cached_property
+    def groups(self) -> Record:
+        """All tensors of an answer, grouped under the names used in messages."""
+        return _groups(self.weights, self.buffers, self.upload, self.learned)
 
     @classmethod
     def of(
@@ -102,7 +108,7 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         form: what is expected.
         algorithm: checks the upload after all other checks.
     """
-    expected = _groups(form.weights, form.buffers, form.upload, form.learned)
+    expected = form.groups
     answered = _groups(result.weights, result.buffers, result.upload, result.learned)
     if set(answered) != set(expected):
         return f"it has other uploads than were declared: {_differing(answered, expected)}"
@@ -110,7 +116,8 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         if set(tensors) != set(expected[what]):
             return f"other names than expected are in its {what}: {_differing(tensors, expected[what])}"
         for name, tensor in tensors.items():
-            if _look(tensor) != _look(expected[what][name]):
+            like = expected[what][name]
+            if (tensor.shape, tensor.dtype, tensor.layout) != (like.shape, like.dtype, like.layout):
                 return f"its {name} in {what} is {_look(tensor)} and not {_look(expected[what][name])}"
     if not all(math.isfinite(_length(tensors)) for tensors in answered.values()):
         return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"

@@ -124,7 +124,7 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
             drop_later_rounds(folder, reached.state.round if reached else 0, experiment.selection)
-            states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients)
+            states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients, durable=False)
             with after_current_client(display.say) as check:
                 network = save_network(folder, workspace.network, experiment.backbone)
                 journal = RunJournal(experiment, folder, data, logger, display, check, network, workspace.complete)

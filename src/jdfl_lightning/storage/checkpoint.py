@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from jdfl_lightning.core.errors import StorageError
-from jdfl_lightning.core.files import checked, is_aside, parse_json, remove_asides, require_regular, write_whole
+from jdfl_lightning.core.files import checked, is_aside, parse_json, remove_asides, require_regular, sync, write_whole
 from jdfl_lightning.core.tensors import Record, Tensors
 
 CHECKPOINTS, CLIENTS = "checkpoints", "clients"
@@ -37,7 +37,13 @@ def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
     return digest.hexdigest()
 
 
-def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = None, private: bool = False) -> None:
+def save_record(
+    file: Path,
+    record: Record,
+    about: Mapping[str, Any] | None = None,
+    private: bool = False,
+    durable: bool = True,
+) -> None:
     """Write a record with a checksum, atomically.
 
     Args:
@@ -45,6 +51,7 @@ def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = No
         record: groups of named tensors; stored as ``group/name``.
         about: plain values to store with it.
         private: whether only this user may read the file.
+        durable: whether it survives a power cut at once.
     """
     tensors: Tensors = {}
     stored: set[int] = set()
@@ -54,7 +61,7 @@ def save_record(file: Path, record: Record, about: Mapping[str, Any] | None = No
             tensors[f"{group}/{name}"] = tensor.clone() if shared else tensor.contiguous()
             stored.add(tensor.untyped_storage().data_ptr())
     text = json.dumps(about or {})
-    write_whole(file, save(tensors, {_KEY: f"{_digest(tensors, text)} {text}"}), private)
+    write_whole(file, save(tensors, {_KEY: f"{_digest(tensors, text)} {text}"}), private, durable)
 
 
 def _open(file: Path) -> safe_open:
@@ -110,10 +117,12 @@ class ClientStates:
     Args:
         folder: folder of the files; made when the first state is saved.
         reset_damaged: whether a client whose state cannot be read starts with a new state.
+        durable: whether a state survives a power cut as soon as it is saved; else once a checkpoint refers to it, which
+            is sooner done for many.
     """
 
-    def __init__(self, folder: Path, reset_damaged: bool = False) -> None:
-        self.folder, self.reset_damaged = folder, reset_damaged
+    def __init__(self, folder: Path, reset_damaged: bool = False, durable: bool = True) -> None:
+        self.folder, self.reset_damaged, self.durable = folder, reset_damaged, durable
 
     def recall(self, client: int, round: int) -> Record | None:
         """Return a client's state after a round; None if it is damaged and may be reset."""
@@ -161,7 +170,13 @@ class ClientStates:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
-        save_record(self._file(client, round), state, {"client": client, "round": round}, private=True)
+        about = {"client": client, "round": round}
+        save_record(self._file(client, round), state, about, private=True, durable=self.durable)
+
+    def sync(self, states: Iterable[tuple[int, int]]) -> None:
+        """Make states durable, each a (client, round); those that are not here, but at a site, are left out."""
+        if self.folder.is_dir():
+            sync(self.folder, (self._file(client, round).name for client, round in states))
 
     def settle(self, client: int, since: int, oldest: int) -> None:
         """Remove the states of a client that are no longer needed.
@@ -230,6 +245,8 @@ class Checkpoints:
         """The states that the kept checkpoints refer to."""
         self._newest: dict[int, int] = {}
         """The current states, whether a checkpoint refers to them yet or not."""
+        self._durable = 0
+        """The round up to which the states that a checkpoint refers to are durable."""
 
     def file(self, round: int) -> Path:
         """Return the file of a round's checkpoint."""
@@ -252,6 +269,9 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
+        newer = itertools.takewhile(lambda state: state[1] > self._durable, reversed(header.clients.items()))
+        self.states.sync(newer)  # before the checkpoint that refers to them; the states of the last rounds come last
+        self._durable = header.round
         stored = asdict(replace(header, clients={}, joined={}))
         tables = {"clients": _as_table(header.clients), "joined": _as_table(header.joined)}
         save_record(self.file(header.round), record | tables, stored, private=True)
@@ -299,7 +319,7 @@ class Checkpoints:
             ours = _CHECKPOINT.fullmatch(file.name) or is_aside(file.name)
             if ours and file not in map(self.file, kept):
                 file.unlink(missing_ok=True)
-        self._named, self._newest = named, newest
+        self._named, self._newest, self._durable = named, newest, round
         self.forget(self.states.kept())
 
     def load(self, file: Path, states_here: bool = True) -> tuple[Record, CheckpointHeader]:
