@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,10 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
 
 def bit_versions() -> dict[str, str]:
     """Return the versions of the packages on which the exact bits of a result depend."""
-    return {name: version(name) for name in ("jdfl-lightning", "torch", "lightning")}
+    return {name: _version(name) for name in ("jdfl-lightning", "torch", "lightning")}
+
+
+_version = cache(version)  # Python parses all that a package says of itself, anew for every checkpoint
 
 
 def _check_beside(experiment: Experiment, folder: Path, file: Path, header: CheckpointHeader) -> None:
