@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # The networks of the tests are tiny: a second thread only waits, and waits actively, on a core that another process of
 # pytest-xdist works on. OpenMP reads this when torch is imported, and so does every process that a test starts.
@@ -92,9 +94,10 @@ def _computed_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of a run's folder are made and written but not rendered, which takes longer than the runs of the tests.
+    """Pictures of a run's folder are written but not rendered, and of each form one is drawn in a process.
 
-    What they look like is tested where they are drawn by themselves, and by runs in processes of their own.
+    Both take longer than the runs of the tests. What they look like is tested where they are drawn by themselves, and
+    by runs in processes of their own.
     """
     from PIL import Image
 
@@ -105,6 +108,36 @@ def _pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("run", "session", "closing"):
         name = f"jdfl_lightning.server.{module}.save_figure"
         monkeypatch.setattr(name, lambda _, file, *formats: write_whole(file, pixel.getvalue()))
+    for name in ("run.draw_discovery", "session.draw_curves", "session.draw_targets", "closing.draw_confusion"):
+        monkeypatch.setattr(f"jdfl_lightning.server.{name}", _drawn_once(f"jdfl_lightning.server.{name}"))
+
+
+@functools.cache
+def _drawn_once(name: str) -> Callable[..., Any]:
+    """A function that draws what it is given unless it has drawn something of that form: then what it drew before."""
+    module, _, function = name.rpartition(".")
+    draw = getattr(import_module(module), function)
+    drawn: dict[str, Any] = {}
+
+    def once(*about: Any) -> Any:
+        if (form := _form(about)) not in drawn:
+            drawn[form] = draw(*about)
+        return drawn[form]
+
+    return once
+
+
+def _form(value: Any) -> str:
+    """All of what is drawn that decides how: names, how many there are, and which numbers are missing."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "nan" if math.isnan(value) else "number"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_form, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_form(item)}' for name, item in value.items())}}}"
+    if hasattr(value, "rows"):  # a run
+        return _form([value.rows, value.domains, value.unseen, value.select, list(value.ends)])
+    return str(value.shape) if hasattr(value, "shape") else repr(value)
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import pkgutil
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ from rich.console import Console
 
 import jdfl_lightning
 import run_folders
-from helpers import digits, environment, experiment, finished, tiny_net
+from helpers import digits, experiment, finished, tiny_net
 from jdfl_lightning import (
     Discovery,
     EarlyStopping,
@@ -411,7 +411,11 @@ def test_what_is_on_the_path(arguments: list[str], added: list[str]) -> None:
     assert sys.path == [*before, *(str(Path(folder).absolute()) for folder in added)]
 
 
-def test_help_names_the_program_and_not_a_file() -> None:
-    command = [sys.executable, "-m", "jdfl_lightning", "fit", "--data.help", "PACS"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    assert done.stdout.startswith("usage: jdfl-lightning "), done.stderr
+def test_help_names_the_program_and_not_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ``python -m jdfl_lightning`` does it."""
+    monkeypatch.setattr(sys, "argv", ["", "fit", "--data.help", "PACS"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("jdfl_lightning", run_name="__main__", alter_sys=True)
+    assert capsys.readouterr().out.startswith("usage: jdfl-lightning ")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from flower_grid import run_on_grid, write_config
-from helpers import Lines, contents, environment, experiment, finished, same
+from helpers import Lines, contents, experiment, finished, same
 from jdfl_lightning import (
     EarlyStopping,
     Experiment,
@@ -523,27 +521,6 @@ def test_workers_and_sites_get_no_callbacks() -> None:
         parse_experiment("fit", ["--config", "mine.yaml"])
     site = SiteWorker(["--config=mine.yaml", "--data.size=8"], {"partition-id": 0})
     assert (site.experiment.callbacks, site.experiment.data.size) == ([], 8)
-
-
-SCRIPT = """
-from helpers import experiment
-from jdfl_lightning import PoolBackend, RunCallback, fit
-
-class Mine(RunCallback):
-    def reason_to_stop(self):
-        return "one is enough"
-
-settings = {"supervision": "base", "run_dir": "run", "backend": PoolBackend(workers=2, threads=1)}
-run = fit(experiment(callbacks=[Mine()], **settings), progress=False)
-print(run.stop)
-"""
-
-
-def test_a_callback_of_a_script_runs_with_workers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment(), check=False
-    )
-    assert done.stdout == "Mine: one is enough\n", done.stderr
 
 
 # --- others that read such a run

@@ -12,10 +12,10 @@ import resource, torch
 from jdfl_lightning.core.memory import reuse_memory
 
 def faults():
-    for _ in range(40):  # the heap needs some to settle: eight, as seen
+    for _ in range(16):  # the heap needs some to settle: eight, as seen
         torch.ones(16_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
+    for _ in range(10):
         torch.ones(16_000_000)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
@@ -27,7 +27,7 @@ print(faults())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
 def test_memory_of_large_tensors_is_reused() -> None:
-    """20 tensors of 64 MB, 4 kB a page: 312,500 pages that come anew, or none."""
+    """10 tensors of 64 MB, 4 kB a page: 156,250 pages that come anew, or none."""
     if not reuse_memory():
         pytest.skip("another C library")
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)

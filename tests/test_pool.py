@@ -221,10 +221,14 @@ sys.path[:0] = PATH
 
 import jdfl_lightning
 from telling import Telling
-from jdfl_lightning import DigitsDomains, Experiment, PoolBackend, fit
+from jdfl_lightning import DigitsDomains, Experiment, PoolBackend, RunCallback, fit
 
-def run(number, rounds=1):
-    fit(
+class Mine(RunCallback):
+    def reason_to_stop(self):
+        return "one is enough"
+
+def run(number, rounds=1, callbacks=()):
+    return fit(
         Experiment(
             data=DigitsDomains(size=8, num_clients=4),
             algorithm=Telling(),
@@ -234,6 +238,7 @@ def run(number, rounds=1):
             client_fraction=1.0,
             supervision="base",
             backend=PoolBackend(workers=2, threads=1),
+            callbacks=list(callbacks),
             run_dir=f"run{number}",
         ),
         progress=False,
@@ -241,7 +246,7 @@ def run(number, rounds=1):
 """
 
 
-def run_script(text: str) -> list[str]:
+def run_script(text: str, said: str = "") -> list[str]:
     """Run a script beside which there is a module `telling`, and a copy of the package, which its path names first."""
     Path("script").mkdir()
     Path("package").mkdir()
@@ -252,13 +257,16 @@ def run_script(text: str) -> list[str]:
     command = [sys.executable, "script/main.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "begins\n"  # once: it has no guard, and no other process runs it
+    assert done.stdout == f"begins\n{said}"  # once: it has no guard, and no other process runs it
     return Path("told").read_text().splitlines()
 
 
 def test_a_script_without_a_guard_fits_twice() -> None:
-    """Workers are not the script's process, come from one fork server, and have the script's path from the start."""
-    told = run_script("run(1)\nrun(2)\n")
+    """Workers are not the script's process, come from one fork server, and have the script's path from the start.
+
+    A callback that the script defines is told by its own process, and stops the second run after one round of two.
+    """
+    told = run_script("run(1)\nprint(run(2, 2, [Mine()]).stop)\n", "Mine: one is enough\n")
     files, workers, parents = ({line.split()[column] for line in told} for column in range(3))
     assert files == {str(Path("package/jdfl_lightning/__init__.py").absolute())}
     assert len(workers) == 4

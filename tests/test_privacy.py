@@ -277,7 +277,7 @@ def test_epsilon_is_that_of_the_accountant(row: int, column: int, half: int) -> 
 
     Every pair of a noise, a sample and a number of rounds is in the first half, every three of them in both.
     """
-    noise_multiplier, (num_clients, asked), rounds = NOISES[row], SAMPLES[column], (1, 6)[(row + column + half) % 2]
+    noise_multiplier, (num_clients, asked), rounds = NOISES[row], SAMPLES[column], (1, 3)[(row + column + half) % 2]
     clip_norm, delta = 3.0, 1e-6
     event = GaussianDpEvent((noise_multiplier * clip_norm) / (2 * clip_norm))
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.cli import LightningCLI
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.checks import check_forward_full_state_property
@@ -44,6 +44,7 @@ from jdfl_lightning import (
     class_scores,
     predict_class,
 )
+from jdfl_lightning.backends.fork_server import start_fork_server
 from jdfl_lightning.joint import Score
 
 C, M = 3, 4
@@ -357,12 +358,13 @@ def _process(rank: int, folder: str, port: int) -> None:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each of two processes leaves."""
+    """What each of two processes leaves; they come from the fork server of the workers, which has imported torch."""
     folder = tmp_path_factory.mktemp("processes")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spawn(_process, (str(folder), port), nprocs=2)
+    start_fork_server()
+    start_processes(_process, (str(folder), port), nprocs=2, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

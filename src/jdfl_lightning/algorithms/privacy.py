@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import torch
@@ -81,6 +82,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+@cache
 def spent_epsilon(noise_multiplier: float, delta: float, num_clients: int, per_round: int, rounds: int) -> float:
     """Return epsilon after some rounds, by Renyi accounting of sampling without replacement.
 

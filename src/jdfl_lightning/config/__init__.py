@@ -3,7 +3,7 @@
 It configures all packages imported before it; these get their settings only as arguments.
 """
 
-from jdfl_lightning.config.experiment import Checkpointing, Clustering, Experiment, free_settings
+from jdfl_lightning.config.experiment import Experiment, free_settings
 from jdfl_lightning.config.files import (
     as_dict,
     find_config,
@@ -12,6 +12,7 @@ from jdfl_lightning.config.files import (
     shipped_configs,
     usable_settings,
 )
+from jdfl_lightning.config.groups import Checkpointing, Clustering
 from jdfl_lightning.config.parsing import load_experiment, make_parser, parse_command, parse_experiment
 
 __all__ = [

@@ -10,7 +10,8 @@ import yaml
 
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.config.arguments import argument_names
-from jdfl_lightning.config.experiment import Checkpointing, Clustering, Experiment
+from jdfl_lightning.config.experiment import Experiment
+from jdfl_lightning.config.groups import Checkpointing, Clustering
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import read_settings, write_whole
 from jdfl_lightning.core.parts import Part

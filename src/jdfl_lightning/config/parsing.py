@@ -17,8 +17,15 @@ from jsonargparse.typing import register_type
 
 from jdfl_lightning.config.arguments import PARTS
 from jdfl_lightning.config.experiment import Experiment
-from jdfl_lightning.config.files import as_dict, run_of, usable_settings
-from jdfl_lightning.config.reading import MOVED, named_in_full, read_config, take_configs, take_moved, with_lists
+from jdfl_lightning.config.files import as_dict, find_config, run_of, usable_settings
+from jdfl_lightning.config.reading import (
+    MOVED,
+    given_values,
+    named_in_full,
+    read_config,
+    split_options,
+    with_lists,
+)
 from jdfl_lightning.config.words import explain, located, require_options
 from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.core.lists import Fractions, Names, Numbers
@@ -118,7 +125,7 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
         parser.add_argument(f"--{option}", type=str, default=signature[name].default, help=texts.get(name))
     if takes_settings and {"-h", "--help"} & set(args):
         _add_settings(parser, own)
-    mine, settings = _split(args, own) if takes_settings else (list(args), [])
+    mine, settings = split_options(args, own) if takes_settings else (list(args), [])
     try:
         found = parser.instantiate(parser.parse_args([*mine, *(arg for arg in settings if arg in ("-h", "--help"))]))
     except ArgumentError as error:
@@ -140,28 +147,6 @@ def _with_values(args: Sequence[str], names: Collection[str]) -> list[str]:
     return [f"{arg}=true" if arg in options and after.lower() not in values else arg for arg, after in pairs]
 
 
-def _split(args: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the options of these names with their values, and all other arguments.
-
-    >>> _split(["--lr", "0.1", "--seeds", "0,1", "--num_domains=3"], {"seeds", "num_domains"})
-    (['--seeds', '0,1', '--num_domains=3'], ['--lr', '0.1'])
-    """
-    options = {f"--{name}" for name in names}
-    parts: tuple[list[str], list[str]] = ([], [])
-    value_follows = False
-    for arg in args:
-        mine = value_follows or arg.partition("=")[0] in options
-        parts[0 if mine else 1].append(arg)
-        value_follows = mine and not value_follows and "=" not in arg
-    return parts
-
-
-def _values(args: Sequence[str], option: str) -> list[str]:
-    """Return the values that are given to an option."""
-    pairs = zip(args, [*args, ""][1:], strict=True)
-    return [arg.partition("=")[2] if "=" in arg else after for arg, after in pairs if arg.partition("=")[0] == option]
-
-
 def parse_experiment(
     program: str, args: Sequence[str], saved: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()
 ) -> Experiment:
@@ -175,14 +160,16 @@ def parse_experiment(
         saved: settings that the arguments override; if not given, those of the resumed run, or the defaults.
         leave_out: settings of config files that are not used, so that no class of theirs is imported.
     """
-    resumed = [value for value in _values(args, "--resume") if value not in ("auto", "null")]
+    resumed = [value for value in given_values(args, "resume") if value not in ("auto", "null")]
     if saved is None and resumed:
-        trust = "".join(_values(args, "--trust")[-1:]).lower() == "true"
+        trust = "".join(given_values(args, "trust")[-1:]).lower() == "true"
         saved = usable_settings(run_of(resumed[0]), trust)
-    files, options = take_configs(args)
+    configs_given, options = split_options(args, {"config"})
+    files = [find_config(name) for name in given_values(configs_given, "config")]
     configs = [] if saved is None else [dict(saved)]
     configs += [{name: v for name, v in read_config(file).items() if name not in leave_out} for file in files]
-    moved, options = take_moved(named_in_full(with_lists(options)))
+    moved_given, options = split_options(named_in_full(with_lists(options)), MOVED)
+    moved: dict[str, Any] = {name: values[-1] for name in MOVED if (values := given_values(moved_given, name))}
     for config in configs:
         moved = {name: config.pop(name) for name in MOVED if name in config} | moved
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import yaml
 from jdfl_lightning.client.trainer import REFUSED
 from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.config.experiment import Experiment
-from jdfl_lightning.config.files import find_config
 from jdfl_lightning.config.lines import place_of
 from jdfl_lightning.core.errors import InputError, did_you_mean
 from jdfl_lightning.core.files import read_settings
@@ -96,22 +95,28 @@ def _keys(settings: Mapping[Any, Any]) -> Iterator[tuple[Any, ...]]:
                 yield name, inner
 
 
-def take_configs(args: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the config files that arguments name, in their order, and all other arguments."""
-    files: list[Path] = []
-    others: list[str] = []
-    waiting = False
+def split_options(args: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the options of these names with their values, and all other arguments.
+
+    >>> split_options(["--lr", "0.1", "--seeds", "0,1", "--num_domains=3"], {"seeds", "num_domains"})
+    (['--seeds', '0,1', '--num_domains=3'], ['--lr', '0.1'])
+    """
+    options = {f"--{name}" for name in names}
+    parts: tuple[list[str], list[str]] = ([], [])
+    value_follows = False
     for arg in args:
-        if waiting or arg.startswith("--config="):
-            files.append(find_config(arg if waiting else arg.removeprefix("--config=")))
-            waiting = False
-        elif arg == "--config":
-            waiting = True
-        else:
-            others.append(arg)
-    if waiting:
-        find_config("")
-    return files, others
+        mine = value_follows or arg.partition("=")[0] in options
+        parts[0 if mine else 1].append(arg)
+        value_follows = mine and not value_follows and "=" not in arg
+    return parts
+
+
+def given_values(args: Sequence[str], name: str) -> list[str]:
+    """Return the values that are given to an option; empty where one is missing at the end."""
+    pairs = zip(args, [*args, ""][1:], strict=True)
+    return [
+        arg.partition("=")[2] if "=" in arg else after for arg, after in pairs if arg.partition("=")[0] == f"--{name}"
+    ]
 
 
 def named_in_full(args: Sequence[str]) -> list[str]:
@@ -167,21 +172,3 @@ def _give_option(callbacks: list[Any], name: str, value: Any) -> None:
     last = callbacks[-1] if isinstance(callbacks[-1], dict) else {"class_path": callbacks[-1]}
     name = name.removeprefix("init_args.")
     callbacks[-1] = last | {"init_args": (last.get("init_args") or {}) | {name: value}}
-
-
-def take_moved(args: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the options that are now the supervision's, and all other arguments."""
-    moved: dict[str, str] = {}
-    others: list[str] = []
-    waiting = ""
-    for arg in args:
-        option, equals, value = arg.partition("=")
-        if waiting:
-            moved[waiting], waiting = arg, ""
-        elif option.removeprefix("--") in MOVED and option.startswith("--"):
-            waiting = "" if equals else option[2:]
-            if equals:
-                moved[option[2:]] = value
-        else:
-            others.append(arg)
-    return moved, others

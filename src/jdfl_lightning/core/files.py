@@ -10,6 +10,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -242,8 +243,14 @@ def checked(kind: type[_T], values: object) -> _T:
         values: plain values, as JSON gives them.
     """
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
+        return _adapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         flaw = error.errors()[0]
         place = ".".join(str(part) for part in flaw["loc"])
         raise ValueError(f"{place}: {flaw['msg']}" if place else flaw["msg"]) from None
+
+
+@cache
+def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
+    """Return what checks values of a type; pydantic takes longer to make it than to use it."""
+    return TypeAdapter(kind)

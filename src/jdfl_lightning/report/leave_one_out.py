@@ -10,7 +10,7 @@ from jdfl_lightning.report.collect import Settings
 from jdfl_lightning.report.comparison import COLUMNS, Line, Method, Section
 from jdfl_lightning.report.markup import NONE, Column, Table
 from jdfl_lightning.report.statistics import Spread, spread
-from jdfl_lightning.report.tables import percent
+from jdfl_lightning.report.tables import accuracy_cell, method_columns, percent
 from jdfl_lightning.storage.names import UNSEEN_PREFIX
 
 _DOMAINS = ("domains", "unseen", "data.unseen")
@@ -50,17 +50,12 @@ class LeaveOneOut:
             picked: which round the accuracies are of, in words.
         """
         lines = [row.line for row in self.rows]
-        columns = [
-            Column("algorithm", [line.algorithm for line in lines], "pin"),
-            Column("supervision", [line.supervision for line in lines], "pin"),
-        ]
-        if any(line.settings for line in lines):
-            columns.append(Column("settings", [line.settings or NONE for line in lines], "text"))
+        columns = method_columns((line.algorithm, line.supervision, line.settings) for line in lines)
         columns.append(Column("seeds", [str(row.mean.count) for row in self.rows]))
         for name in self.domains:
-            columns.append(Column(name, [_shown(row.domains.get(name)) for row in self.rows]))
+            columns.append(Column(name, [accuracy_cell(row.domains.get(name)) for row in self.rows]))
         whole = [row if len(row.domains) == len(self.domains) else None for row in self.rows]
-        columns.append(Column("mean", [NONE if row is None else _shown(row.mean) for row in whole]))
+        columns.append(Column("mean", [accuracy_cell(row and row.mean) for row in whole]))
         columns.append(Column("worst", [NONE if row is None else percent(row.worst) for row in whole]))
         caption = f"Accuracy (%) on a domain that no client has, {picked}: a column for each domain that was left out"
         return Table(f"{caption}, mean and standard deviation over seeds; their mean; the lowest.", columns)
@@ -111,9 +106,3 @@ def _row(line: Line, by_domain: dict[str, Section]) -> LeftOutRow:
     shared = sorted(set.intersection(*(set(found) for found in values.values())))
     means = [sum(found[seed] for found in values.values()) / len(values) for seed in shared]
     return LeftOutRow(line, {name: spread(list(found.values())) for name, found in values.items()}, spread(means))
-
-
-def _shown(found: Spread | None) -> str:
-    if found is None:
-        return NONE
-    return percent(found.mean) if found.std is None else f"{percent(found.mean)} ± {percent(found.std)}"

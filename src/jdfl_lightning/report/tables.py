@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from jdfl_lightning.report.collect import LeftOut
 from jdfl_lightning.report.comparison import Line, Section, method_order
 from jdfl_lightning.report.markup import NONE, Column, Table, csv_cell
+from jdfl_lightning.report.statistics import Spread
 from jdfl_lightning.supervision import Plain
 
 
@@ -21,9 +22,9 @@ def percent(value: float, sign: bool = False) -> str:
     return f"{100 * value:{'+' if sign else ''}.2f}"
 
 
-def _accuracy(line: Line) -> str:
+def accuracy_cell(line: Line | Spread | None) -> str:
     """Return a mean and, if there are several seeds, its standard deviation."""
-    if line.mean is None:
+    if line is None or line.mean is None:
         return NONE
     return percent(line.mean) if line.std is None else f"{percent(line.mean)} ± {percent(line.std)}"
 
@@ -64,17 +65,16 @@ def _best(rows: Sequence[Line]) -> set[int]:
 
 def _who(rows: Sequence[Line]) -> list[Column]:
     """Return the columns that identify a row."""
-    return [
-        Column("algorithm", [row.algorithm for row in rows], "pin"),
-        Column("supervision", [row.supervision for row in rows], "pin"),
-        Column("M", [_num_domains(row) for row in rows]),
-        *_settings([row.settings for row in rows]),
-    ]
+    algorithm, supervision, *settings = method_columns((row.algorithm, row.supervision, row.settings) for row in rows)
+    return [algorithm, supervision, Column("M", [_num_domains(row) for row in rows]), *settings]
 
 
-def _settings(settings: Sequence[str]) -> list[Column]:
-    """Return the column of settings, if rows differ in any."""
-    return [Column("settings", [text or NONE for text in settings], "text")] if any(settings) else []
+def method_columns(methods: Iterable[tuple[str, str, str]]) -> list[Column]:
+    """Return the columns of algorithms, supervisions and, if methods differ in any, settings."""
+    listed = list(methods)
+    algorithms, supervisions, settings = ([method[place] for method in listed] for place in range(3))
+    columns = [Column("algorithm", algorithms, "pin"), Column("supervision", supervisions, "pin")]
+    return [*columns, Column("settings", [text or NONE for text in settings], "text")] if any(settings) else columns
 
 
 def accuracy_table(rows: Sequence[Line], caption: str, on_test: Sequence[Line] = ()) -> Table:
@@ -88,12 +88,12 @@ def accuracy_table(rows: Sequence[Line], caption: str, on_test: Sequence[Line] =
     columns = [
         *_who(rows),
         Column("seeds", [str(len(row.accuracies)) for row in rows]),
-        Column("accuracy", [_accuracy(row) for row in rows], bold=_best(rows)),
+        Column("accuracy", [accuracy_cell(row) for row in rows], bold=_best(rows)),
         Column("difference to base", [_difference(row) for row in rows]),
         Column("verdict", [row.verdict or NONE for row in rows], "word"),
     ]
     if on_test:
-        columns.append(Column("if picked on test images", [_accuracy(line) for line in on_test]))
+        columns.append(Column("if picked on test images", [accuracy_cell(line) for line in on_test]))
     if any(row.paper for row in rows):
         columns.append(Column("paper (gain)", [_paper(row) or NONE for row in rows]))
         columns.append(Column("differs from the paper", [row.differs_from_paper or NONE for row in rows], "note"))
@@ -111,9 +111,7 @@ def overview_table(sections: Sequence[Section]) -> Table:
         for row, name in zip(rows, names, strict=True):
             methods.setdefault((*name, row.settings if names.count(name) > 1 else ""), {})[place] = row
     methods = dict(sorted(methods.items(), key=lambda method: method_order(*method[0][:2])))
-    algorithms, supervisions, settings = zip(*methods, strict=True)
-    columns = [Column("algorithm", [*algorithms], "pin"), Column("supervision", [*supervisions], "pin")]
-    columns += _settings(settings)
+    columns = method_columns(methods)
     for place, section in enumerate(sections):
         found = [of.get(place) for of in methods.values()]
         cells = [percent(row.mean) + _in_brackets(row.difference) if row else NONE for row in found]
@@ -126,15 +124,17 @@ def overview_table(sections: Sequence[Section]) -> Table:
 
 def domain_table(section: Section) -> Table:
     """Return the accuracy of each domain, in the round that is best overall, with the paper's value in brackets."""
-    columns = [*_who(section.rows), Column("overall", list(map(_accuracy, section.rows)), bold=_best(section.rows))]
+    columns = [*_who(section.rows), Column("overall", list(map(accuracy_cell, section.rows)), bold=_best(section.rows))]
     beside = "."
     for name in section.domains:
         lines = section.lines("main", "accuracy", name)
-        columns.append(Column(name, [_accuracy(line) + (f" [{_paper(line)}]" if line.paper else "") for line in lines]))
+        columns.append(
+            Column(name, [accuracy_cell(line) + (f" [{_paper(line)}]" if line.paper else "") for line in lines])
+        )
         beside = ", in brackets the paper's." if any(line.paper for line in lines) else beside
     for name in section.unseen:
         lines = section.lines("main", "unseen_accuracy", name)
-        columns.append(Column(f"{name} (unseen)", list(map(_accuracy, lines))))
+        columns.append(Column(f"{name} (unseen)", list(map(accuracy_cell, lines))))
     return Table(f"Accuracy (%) of each domain {section.protocol.picked}{beside}", columns)
 
 
