@@ -140,7 +140,8 @@ class SiteWorker:
         results = [self._fit(runner, states, task, tell) for task in request.tasks]
         if results:
             clients = ", ".join(str(result.client) for result in results)
-            say(f"round {request.tasks[0].round}: trained client {clients} in {time.perf_counter() - start:.1f} s")
+            what = "evaluated the own models of" if request.tasks[0].personal else "trained"
+            say(f"round {request.tasks[0].round}: {what} client {clients} in {time.perf_counter() - start:.1f} s")
         start = time.perf_counter()
         counts: dict[str, Counts] = {}
         try:
