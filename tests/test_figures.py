@@ -52,8 +52,9 @@ def write_whole_run(folder: Path, clients: int, domains: tuple[str, ...]) -> Pat
 
 def drawn(figure: Figure) -> Any:
     """Draw a figure, and return what knows the places of its parts."""
-    FigureCanvasAgg(figure).draw()
-    return figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    return canvas.get_renderer()
 
 
 def boxes_of_texts(figure: Figure) -> list[tuple[str, Bbox]]:

@@ -97,16 +97,17 @@ def test_the_same_pixels_as_files(copy: str, tmp_path: Path) -> None:
     files.setup()
     table = HubDomains(root=copy, size=4, num_clients=2)
     table.setup()
-    order = lambda images: sorted(images.flatten(1).tolist())  # noqa: E731
-    assert order(files.images) == order(table.images)
+    of_files, of_table = (sorted(images.flatten(1).tolist()) for images in (files.images, table.images))
+    assert of_files == of_table
 
 
 def test_what_is_refused(copy: str, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
 
     def refused(**arguments: Any) -> str:
+        given: dict[str, Any] = {"root": copy, "size": 8, "num_clients": 2} | arguments
         with pytest.raises(InputError) as error:
-            HubDomains(**({"root": copy, "size": 8, "num_clients": 2} | arguments)).setup()
+            HubDomains(**given).setup()
         return str(error.value)
 
     assert "--data.download true" in refused(root=None, path="flwrlabs/pacs")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -243,7 +243,8 @@ def checked(kind: type[_T], values: object) -> _T:
         values: plain values, as JSON gives them.
     """
     try:
-        return _adapter(kind).validate_json(json.dumps(values), strict=True)
+        found: _T = _adapter(cast(Any, kind)).validate_json(json.dumps(values), strict=True)
+        return found
     except ValidationError as error:
         flaw = error.errors()[0]
         place = ".".join(str(part) for part in flaw["loc"])
@@ -251,6 +252,6 @@ def checked(kind: type[_T], values: object) -> _T:
 
 
 @cache
-def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Return what checks values of a type; pydantic takes longer to make it than to use it."""
     return TypeAdapter(kind)
