@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,7 +226,12 @@ def setting(algorithm: str, **changes: Any) -> Experiment:
     return experiment(**(settings | changes))
 
 
-@pytest.mark.parametrize("algorithm", CASES)
+def some(algorithms: Iterable[str], slow: Collection[str]) -> list[Any]:
+    """Algorithms as parameters, some of them for the slow tests alone."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in algorithms]
+
+
+@pytest.mark.parametrize("algorithm", some(CASES, slow=("FedProx", "FedDyn", "FedDC", "RobustFedAvg", "FedAvg")))
 def test_same_bits_in_a_pool_and_on_resume(algorithm: str) -> None:
     """Personal accuracies too: they are in clients.csv and evaluation.json."""
     run, pool = setting(algorithm), PoolBackend(workers=2, threads=1)
@@ -285,7 +290,7 @@ def named_arrays(message: Any) -> Iterator[tuple[str, bytes]]:
             yield name, array.data
 
 
-@pytest.mark.parametrize("algorithm", ["SCAFFOLD", "FedProc", "Ditto", "FedRep", "ClusterAvg"])
+@pytest.mark.parametrize("algorithm", some(["SCAFFOLD", "FedProc", "Ditto", "FedRep", "ClusterAvg"], slow=("FedProc",)))
 def test_private_tensors_never_leave_a_site(algorithm: str) -> None:
     """Neither by their names nor by their values: every message of a run is looked at, Phase 1 and the end too.
 
