@@ -97,8 +97,8 @@ def test_the_same_pixels_as_files(copy: str, tmp_path: Path) -> None:
     files.setup()
     table = HubDomains(root=copy, size=4, num_clients=2)
     table.setup()
-    order = lambda images: sorted(images.flatten(1).tolist())  # noqa: E731
-    assert order(files.images) == order(table.images)
+    ours, theirs = (sorted(data.images.flatten(1).tolist()) for data in (table, files))
+    assert ours == theirs
 
 
 def test_what_is_refused(copy: str, tmp_path: Path) -> None:
@@ -106,7 +106,8 @@ def test_what_is_refused(copy: str, tmp_path: Path) -> None:
 
     def refused(**arguments: Any) -> str:
         with pytest.raises(InputError) as error:
-            HubDomains(**({"root": copy, "size": 8, "num_clients": 2} | arguments)).setup()
+            defaults: dict[str, Any] = {"root": copy, "size": 8, "num_clients": 2}
+            HubDomains(**(defaults | arguments)).setup()
         return str(error.value)
 
     assert "--data.download true" in refused(root=None, path="flwrlabs/pacs")

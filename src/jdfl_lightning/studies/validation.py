@@ -179,7 +179,9 @@ def _evaluation_time(workspace: Workspace, task: FitTask) -> tuple[float, int]:
     parts = {name: getattr(dealt, name) for name in ("test", "val", "unseen")}
     images = sum(len(domain) for part in parts.values() for domain in part)
     share = min(1.0, _HELD_OUT / images)
-    some = {name: [domain[: max(1, int(share * len(domain)))] for domain in part] for name, part in parts.items()}
+    some: dict[str, Any] = {
+        name: [domain[: max(1, int(share * len(domain)))] for domain in part] for name, part in parts.items()
+    }
     try:
         data.partition = replace(dealt, **some)
         seconds = evaluate(workspace, {"": task.weights}, task.buffers).seconds

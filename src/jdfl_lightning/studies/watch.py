@@ -44,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page or the run's numbers."""
-        port = self.server.server_address[1]
+        _, port = self.connection.getsockname()
         if self.headers.get_all("Host") not in ([f"{ADDRESS}:{port}"], [f"localhost:{port}"]):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, b"unknown host\n", "text/plain")  # a page of elsewhere asks
         elif self.path == "/":
