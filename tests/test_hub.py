@@ -105,8 +105,8 @@ def test_what_is_refused(copy: str, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
 
     def refused(**arguments: Any) -> str:
+        defaults: dict[str, Any] = {"root": copy, "size": 8, "num_clients": 2}
         with pytest.raises(InputError) as error:
-            defaults: dict[str, Any] = {"root": copy, "size": 8, "num_clients": 2}
             HubDomains(**(defaults | arguments)).setup()
         return str(error.value)
 
