@@ -52,7 +52,7 @@ def write_whole_run(folder: Path, clients: int, domains: tuple[str, ...]) -> Pat
 
 def drawn(figure: Figure) -> Any:
     """Draw a figure, and return what knows the places of its parts."""
-    FigureCanvasAgg(figure).draw()
+    FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
     return figure.canvas.get_renderer()  # type: ignore[attr-defined]
 
 

@@ -31,8 +31,9 @@ from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.storage.weights import load_model
-from jdfl_lightning.ui.display import Display, as_text
+from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import CSVLogger
+from jdfl_lightning.ui.tables import as_text
 from test_resume import CutAt, CutError
 
 LR = 0.3  # with which a tiny network learns something in three rounds
