@@ -52,9 +52,8 @@ def write_whole_run(folder: Path, clients: int, domains: tuple[str, ...]) -> Pat
 
 def drawn(figure: Figure) -> Any:
     """Draw a figure, and return what knows the places of its parts."""
-    canvas: Any = FigureCanvasAgg(figure)
-    canvas.draw()
-    return canvas.get_renderer()
+    FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+    return figure.canvas.get_renderer()  # type: ignore[attr-defined]
 
 
 def boxes_of_texts(figure: Figure) -> list[tuple[str, Bbox]]:

@@ -97,17 +97,17 @@ def test_the_same_pixels_as_files(copy: str, tmp_path: Path) -> None:
     files.setup()
     table = HubDomains(root=copy, size=4, num_clients=2)
     table.setup()
-    of_files, of_table = (sorted(images.flatten(1).tolist()) for images in (files.images, table.images))
-    assert of_files == of_table
+    ours, theirs = (sorted(data.images.flatten(1).tolist()) for data in (table, files))
+    assert ours == theirs
 
 
 def test_what_is_refused(copy: str, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
 
     def refused(**arguments: Any) -> str:
-        given: dict[str, Any] = {"root": copy, "size": 8, "num_clients": 2} | arguments
+        defaults: dict[str, Any] = {"root": copy, "size": 8, "num_clients": 2}
         with pytest.raises(InputError) as error:
-            HubDomains(**given).setup()
+            HubDomains(**(defaults | arguments)).setup()
         return str(error.value)
 
     assert "--data.download true" in refused(root=None, path="flwrlabs/pacs")

@@ -26,6 +26,7 @@ def test_what_may_change_on_resume() -> None:
     """The rest alters a round's numbers; where images are is no such thing, which images they are is one."""
     assert set(free_settings()) == {
         *("rounds", "evaluate_every", "callbacks", "discovery", "backend", "logger", "figures", "run_dir", "resume"),
+        "figure_formats",
         *("checkpoint.every", "checkpoint.keep", "checkpoint.reset_damaged_clients"),
         *("trainer.accelerator", "trainer.devices", "trainer.detect_anomaly"),
         *("data.init_args.root", "data.init_args.roots", "data.init_args.download"),

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from jdfl_lightning.core.errors import InputError, require
 from jdfl_lightning.core.output import as_json
@@ -44,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page or the run's numbers."""
-        port = cast(ThreadingHTTPServer, self.server).server_port
+        _, port = self.connection.getsockname()
         if self.headers.get_all("Host") not in ([f"{ADDRESS}:{port}"], [f"localhost:{port}"]):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, b"unknown host\n", "text/plain")  # a page of elsewhere asks
         elif self.path == "/":
