@@ -224,8 +224,10 @@ def checked(kind: type[_T], values: object) -> _T:
         kind: the type, such as a dataclass; its annotations may have pydantic's limits.
         values: plain values, as JSON gives them.
     """
+    known: Any = kind
     try:
-        return _adapter(kind).validate_json(json.dumps(values), strict=True)
+        found: _T = _adapter(known).validate_json(json.dumps(values), strict=True)
+        return found
     except ValidationError as error:
         flaw = error.errors()[0]
         place = ".".join(str(part) for part in flaw["loc"])
@@ -233,6 +235,6 @@ def checked(kind: type[_T], values: object) -> _T:
 
 
 @cache
-def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Return what checks values of a type; pydantic takes longer to make it than to use it."""
     return TypeAdapter(kind)
