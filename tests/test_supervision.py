@@ -191,13 +191,15 @@ def test_own_rule_by_its_import_path() -> None:
 
 def test_old_options_are_still_read() -> None:
     from jdfl_lightning.config import parse_experiment
-    from jdfl_lightning.core.errors import Note
+    from jdfl_lightning.core.errors import InputError, Note
 
     Path("old.yaml").write_text("supervision: graded\nalpha: 0.6\ntau: 0.2\nphi: 1.0\n")
     with pytest.warns(Note, match=r"alpha, tau, phi: now options of the supervision.*has no phi\."):
         assert parse_experiment("fit", ["--config", "old.yaml"]).supervision == Graded(0.6, 0.2)
     with pytest.warns(Note, match="phi: now"):
         assert parse_experiment("fit", ["--phi=0.5"]).supervision == Random(0.5)
+    with pytest.warns(Note), pytest.raises(InputError, match=r"--supervision\.phi"):
+        parse_experiment("fit", ["--phi"])  # without a value
 
 
 # regularizers
