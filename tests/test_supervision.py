@@ -191,7 +191,7 @@ def test_own_rule_by_its_import_path() -> None:
 
 def test_old_options_are_still_read() -> None:
     from jdfl_lightning.config import parse_experiment
-    from jdfl_lightning.core.errors import InputError, Note
+    from jdfl_lightning.core.errors import Note
 
     Path("old.yaml").write_text("supervision: graded\nalpha: 0.6\ntau: 0.2\nphi: 1.0\n")
     with pytest.warns(Note, match=r"alpha, tau, phi: now options of the supervision.*has no phi\."):
