@@ -198,6 +198,8 @@ def test_old_options_are_still_read() -> None:
         assert parse_experiment("fit", ["--config", "old.yaml"]).supervision == Graded(0.6, 0.2)
     with pytest.warns(Note, match="phi: now"):
         assert parse_experiment("fit", ["--phi=0.5"]).supervision == Random(0.5)
+    with pytest.warns(Note), pytest.raises(InputError, match=r"--supervision\.phi"):
+        parse_experiment("fit", ["--phi"])  # without a value
 
 
 # regularizers

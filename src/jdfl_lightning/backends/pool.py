@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.fork_server import start_worker
 from jdfl_lightning.backends.local import LocalBackend, limited_threads
 from jdfl_lightning.backends.worker import WorkerSetup, encode, without_images
-from jdfl_lightning.core.errors import InputError, Note, require, require_types
+from jdfl_lightning.core.errors import InputError, notify, require, require_types
 from jdfl_lightning.data.cache import ImageFile, image_file
 from jdfl_lightning.storage.checkpoint import ClientStates
 
@@ -70,7 +69,7 @@ class PoolBackend(Backend):
             except _NoWorkersError as error:
                 if self.workers != "auto":
                     raise
-                warnings.warn(f"Clients train one after the other: {error.reason}", Note, stacklevel=2)
+                notify(f"Clients train one after the other: {error.reason}")
             with LocalBackend().open(experiment, states) if pool is None else closing(pool) as runner:
                 yield runner
 

@@ -22,7 +22,7 @@ from jdfl_lightning.backends.base import RESET, Backend, Runner, describe, do_ta
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, receive, without_images
 from jdfl_lightning.client.evaluation import evaluate
-from jdfl_lightning.core.errors import InputError, Note, require, require_types, without_stop
+from jdfl_lightning.core.errors import InputError, notify, require, require_types, without_stop
 from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.tensors import Record
@@ -243,7 +243,7 @@ class _Cluster:
             idle = not any(worker.ready for worker in workers) and time.monotonic() - start > _PATIENCE
             if idle and not self._told:
                 self._told = True
-                warnings.warn("Waiting for room on the Ray cluster: no actor could be started yet.", Note, stacklevel=2)
+                notify("Waiting for room on the Ray cluster: no actor could be started yet.")
 
 
 class _Actor(Worker):

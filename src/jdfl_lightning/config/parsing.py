@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from jdfl_lightning.config.reading import (
     with_lists,
 )
 from jdfl_lightning.config.words import explain, located, require_options
-from jdfl_lightning.core.errors import InputError, Note
+from jdfl_lightning.core.errors import InputError, notify
 from jdfl_lightning.core.lists import Fractions, Names, Numbers
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.ui.loggers import explain_logger
@@ -238,4 +237,4 @@ def _use_moved(settings: Any, moved: Mapping[str, Any]) -> None:
     rest = f"; this supervision has no {' and no '.join(unused)}" if unused else ""
     which = f"{', '.join(moved)}: now options of the supervision, as in --supervision.alpha"
     note = f"{which}; the old form still works{rest}."
-    warnings.warn(note, Note, stacklevel=3)
+    notify(note)

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import os
 import types
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -32,6 +33,11 @@ class Terminated(Interrupted):
 
 class Note(UserWarning):
     """Something the user should know; the command continues."""
+
+
+def notify(text: str) -> None:
+    """Tell the user something; `Note` says how it can be caught or silenced."""
+    warnings.warn(text, Note, stacklevel=3)
 
 
 def last_line(reason: str) -> str:

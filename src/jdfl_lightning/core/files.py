@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -242,8 +242,9 @@ def checked(kind: type[_T], values: object) -> _T:
         kind: the type, such as a dataclass; its annotations may have pydantic's limits.
         values: plain values, as JSON gives them.
     """
+    known: Any = kind
     try:
-        found: _T = _adapter(cast(Any, kind)).validate_json(json.dumps(values), strict=True)
+        found: _T = _adapter(known).validate_json(json.dumps(values), strict=True)
         return found
     except ValidationError as error:
         flaw = error.errors()[0]

@@ -6,7 +6,6 @@ import hashlib
 import os
 import stat
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from jdfl_lightning.core.errors import InputError, Note
+from jdfl_lightning.core.errors import InputError, notify
 from jdfl_lightning.data.base import Progress
 from jdfl_lightning.data.transforms import Resize
 
@@ -189,7 +188,7 @@ def keep(file: Path, values: np.ndarray, what: str) -> Tensor:
             np.save(aside, values)
         Path(aside.name).replace(file)
     except OSError as error:
-        warnings.warn(f"The {what} could not be kept in {file.parent}: {error}.", Note, stacklevel=3)
+        notify(f"The {what} could not be kept in {file.parent}: {error}.")
         return torch.from_numpy(values)
     found = map_file(file)
     return torch.from_numpy(values) if found is None else found

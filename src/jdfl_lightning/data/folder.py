@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from jdfl_lightning.core.errors import InputError, Note, without_stop
+from jdfl_lightning.core.errors import InputError, notify, without_stop
 from jdfl_lightning.data.base import DomainDataModule
 from jdfl_lightning.data.cache import decode_all
 from jdfl_lightning.data.download import Mirror, download
@@ -179,11 +178,9 @@ class KnownDomains(ImageFolderDomains):
         for domain, name in enumerate(self.domain_names):
             counts = tuple(torch.bincount(labels[domains == domain], minlength=len(self.class_names)).tolist())
             if counts != self.counts[name]:
-                warnings.warn(
+                notify(
                     f"{type(self).__name__}'s {name} has {sum(counts):,} images here, {sum(self.counts[name]):,} as "
                     "published: results are not comparable.",
-                    Note,
-                    stacklevel=2,
                 )
         return data
 
@@ -197,7 +194,7 @@ class KnownDomains(ImageFolderDomains):
         root = Path(self.root)
         if root.is_dir() and any(root.iterdir()):
             return  # the folder is not empty: use it, or report what is wrong with it
-        warnings.warn(f"Downloading {type(self).__name__} to {root}. Terms: {self.terms}", Note, stacklevel=2)
+        notify(f"Downloading {type(self).__name__} to {root}. Terms: {self.terms}")
         try:
             download(self.mirrors, root, self._check, self.progress)
         except InputError as error:

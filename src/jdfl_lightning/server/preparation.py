@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 from torch import nn
 
 from jdfl_lightning.client.evaluation import has_statistics
@@ -12,7 +10,7 @@ from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.trainer import check_trainer
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.core.errors import Note, require
+from jdfl_lightning.core.errors import notify, require
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.models import num_features
 from jdfl_lightning.server.learning import init_learned
@@ -36,22 +34,18 @@ def prepare(experiment: Experiment, display: Display, backbone: nn.Module | None
     if data.roster is None:
         data.deal(experiment.seed_everything)
         for domain, classes in data.untested().items():
-            warnings.warn(
+            notify(
                 f"The test images of {domain} have none of {', '.join(classes)}: too few images for "
                 f"--data.test_fraction {data.test_fraction:g}. Its accuracy says nothing about them.",
-                Note,
-                stacklevel=2,
             )
         if copies := data.duplicated():
-            warnings.warn(
+            notify(
                 f"{copies} of the {len(data.partition.held_out)} held-out images are training images too, pixel for "
                 "pixel, so accuracies are too high. Pass --data.drop_duplicates true to train without these.",
-                Note,
-                stacklevel=2,
             )
     if why := why_no_features(experiment):
         note = f"The frozen network runs for every batch, as {why}; else its features would be computed once."
-        warnings.warn(note, Note, stacklevel=2)
+        notify(note)
     workspace = open_workspace(experiment, backbone=backbone)
     workspace.check_optimizer()
     length, short = workspace.update_length(), experiment.clustering.sketch_dim

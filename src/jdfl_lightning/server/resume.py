@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment, as_dict, free_settings, run_of
-from jdfl_lightning.core.errors import InputError, Note, StorageError, plain, require
+from jdfl_lightning.core.errors import InputError, StorageError, notify, plain, require
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
 from jdfl_lightning.data.base import NOT_IN_PHASE_1, option_defaults
 from jdfl_lightning.server.records import read_taken
@@ -149,7 +148,7 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
             if other or not (folder / CONFIG).is_file() or fixed_settings(run_settings(folder)) != wanted:
                 continue
         except (OSError, StorageError) as error:
-            warnings.warn(f"--resume auto skips {folder}: {plain(str(error))}", Note, stacklevel=2)
+            notify(f"--resume auto skips {folder}: {plain(str(error))}")
             continue
         check_same(experiment, folder)
         return folder
@@ -243,7 +242,7 @@ def _check_beside(experiment: Experiment, folder: Path, file: Path, header: Chec
         was = ", ".join(f"{name} {old}" for name, old in changed.items())
         now = ", ".join(f"{name} {bit_versions().get(name, 'missing')}" for name in changed)
         note = f"The run so far was made with {plain(was)}; from here on with {plain(now)}: bits may differ."
-        warnings.warn(note, Note, stacklevel=2)
+        notify(note)
 
 
 def _last_model(folder: Path) -> ModelHeader | None:
@@ -275,11 +274,9 @@ def drop_later_rounds(folder: Path, round: int, select: Selection) -> None:
         except InputError:
             problem = "is missing or damaged"
         if problem:
-            warnings.warn(
+            notify(
                 f"The best round so far is {number} but {folder / 'best.safetensors'} {problem}: it will be that of "
                 "the next round that is better.",
-                Note,
-                stacklevel=2,
             )
 
 

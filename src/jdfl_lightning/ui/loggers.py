@@ -6,7 +6,6 @@ import netrc
 import os
 import re
 import socket
-import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -15,7 +14,7 @@ from urllib.parse import urlparse
 from lightning.pytorch import loggers as lightning_loggers
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from jdfl_lightning.core.errors import InputError, Note, did_you_mean, without_stop
+from jdfl_lightning.core.errors import InputError, did_you_mean, notify, without_stop
 
 
 class WandbRounds(WandbLogger):
@@ -80,7 +79,7 @@ class WandbRounds(WandbLogger):
         self.address = run.url if mode == "online" else None
         if reason:
             sync = Path(run.settings.sync_dir)
-            warnings.warn(f"W&B is offline, as {reason}; later: wandb sync {sync}", Note, stacklevel=2)
+            notify(f"W&B is offline, as {reason}; later: wandb sync {sync}")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log numbers of a round; the round is logged as a metric, never as W&B's own step."""
