@@ -717,7 +717,9 @@ def test_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("base", "random"):
         fit(experiment(run_dir=f"runs/{name}", supervision=name))
     lines = report()
-    assert capsys.readouterr().out == "runs compared: 2, left out: 0; see report/report.html\n"
+    *table, last = capsys.readouterr().out.splitlines()
+    assert last == "runs compared: 2, left out: 0; see report/report.html"
+    assert {"FedAvg base", "FedAvg random"} <= {cell.strip() for cell in re.split("[┃\n]", "\n".join(table))}
     assert {line["supervision"] for line in lines} == {"base", "random"}
     assert {line["domain"] for line in lines} == {"", "ink", "chalk", "photo", "outline"}
     (judged,) = {line["verdict"] for line in lines} - {""}
