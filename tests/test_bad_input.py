@@ -149,7 +149,7 @@ def test_a_huge_image_is_refused_by_its_header(
     ("kind", "arguments", "message"),
     [
         (Experiment, {"supervision": "Graded"}, r"--supervision .*'graded'.* got 'Graded'\. Did you mean 'graded'\?"),
-        (Experiment, {"score": "maximum"}, r"--score to be one of 'max', 'sum' but got 'maximum'"),
+        (Experiment, {"score": "maximum"}, r"--score to be one of 'max', 'sum', 'own' but got 'maximum'"),
         (Clustering, {"criterion": "elbo"}, r"--clustering\.criterion .*Did you mean 'elbow'"),
         (Clustering, {"newcomers": "nearst"}, r"--clustering\.newcomers .*Did you mean 'nearest'"),
         (TrainerOptions, {"precision": "33"}, r"--trainer\.precision to be one of '32-true'"),
