@@ -358,7 +358,11 @@ def test_a_wrong_block_is_found(block: Block, finished: Path) -> None:
 def test_readme_links_exist() -> None:
     text = (ROOT / "README.md").read_text()
     for target in re.findall(r"\]\(([^)]+)\)", text):
-        assert (ROOT / target).exists(), target
+        file, _, anchor = target.partition("#")
+        assert (ROOT / file).exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", (ROOT / file).read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}, target
 
 
 def test_options_in_sentences_exist() -> None:
