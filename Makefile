@@ -1,6 +1,7 @@
 # make fit        the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
 # make check      the same environment with the extra `test`; lint, types, doctests and all quick tests
 # make test       the same with the tests that start a federation, Ray, notebooks or a browser, or kill processes
+# make lowest     the quick tests with the lowest versions that pyproject.toml allows, in an environment of its own
 # make docs       the documentation site, in build/site; a broken link or a missing docstring is an error
 # make bench      all benchmarks, in about three hours on two cores; they write their tables into docs/
 # make notebooks  run the notebooks and put their outputs into them
@@ -14,7 +15,7 @@ ARGS ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: fit check test lint quick everything docs wheel bench notebooks clean
+.PHONY: fit check test lint quick everything lowest docs wheel bench notebooks clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
@@ -36,6 +37,12 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+lowest: $(VENV)/.installed-test
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[test]'
+	build/lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict $(ARGS)
