@@ -76,7 +76,7 @@ class CutAt(Display):
         self.case, self.steps = case, 0
 
     def step(self, what: str, done: int, total: int) -> None:
-        self.steps += what.startswith("case")
+        self.steps += what.startswith("case") and done > 0
         if self.case in what and done == 2:
             raise CutError
 

@@ -178,7 +178,7 @@ def test_one_suite_at_a_time() -> None:
 
 
 def test_ctrl_c_ends_the_suite(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("jdfl_lightning.server.rounds.evaluate_round", interrupt)

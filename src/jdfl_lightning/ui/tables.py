@@ -26,10 +26,8 @@ def turned(table: Table) -> Table:
     >>> table = Table("", "round", "overall")
     >>> table.add_row("best", "3", "71.20")
     >>> table.add_row("last", "4", "70.00")
-    >>> print(as_text(turned(table)))
-              best   last
-     round       3      4
-     overall 71.20  70.00
+    >>> [line.split() for line in as_text(turned(table)).splitlines()]
+    [['best', 'last'], ['round', '3', '4'], ['overall', '71.20', '70.00']]
     """
     names, *values = table.columns
     heads = [Column(names.header), *(Column(cell, justify="right") for cell in names.cells)]
