@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=["digits"])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--data", type=Path, help="folder that has pacs/")
     parser.add_argument("--weights", type=Path, help="of EfficientNet-Lite0, as campaign.py writes them")
     parser.add_argument("--dry", action="store_true", help="print the tables and leave the page as it is")
