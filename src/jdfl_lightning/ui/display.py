@@ -70,9 +70,8 @@ def round_line(number: int, total: int, metrics: Mapping[str, float], left: floa
         if math.isnan(metrics["test/acc"])
         else f"{_accuracy(metrics)}worst domain {100 * metrics['test/acc_worst']:.2f}"
     )
-    place = f"{number:{len(str(total))}}/{total}"  # numbers of rounds stand below each other
     rest = "" if left is None else f"  left {clock(left)}"
-    return f"round {place}  {accuracy}  loss {metrics['train/loss']:.4f}{rest}"
+    return f"round {number}/{total}  {accuracy}  loss {metrics['train/loss']:.4f}{rest}"
 
 
 class _TimedDisplay(Display):
