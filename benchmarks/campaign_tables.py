@@ -98,6 +98,8 @@ def compare(ours: pd.Series, base: pd.Series) -> dict[str, Any]:
 LABELS = {"pacs_a": "PACS A", "pacs_b": "PACS B", "office": "Office-Caltech"}
 OPTIMIZERS = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "feddyn": "FedDyn", "feddc": "FedDC", "fedproc": "FedProc"}
 MODES = ("base", "hard", "graded", "random", "uniform", "em", "online")
+LEAST = 3
+"""Seeds from which on a difference is shown: an interval from two of them says nothing."""
 KEYS = ["part", "setting", "change", "algorithm", "lr"]
 
 
@@ -119,7 +121,7 @@ def differences(runs: pd.DataFrame, measure: str = "test") -> pd.DataFrame:
         for name, own in values.items():
             if name != "base" and "base" in values:
                 found = compare(own, values["base"])
-                if found["seeds"] > 1:
+                if found["seeds"] >= LEAST:
                     rows.append(dict(zip(KEYS, keys, strict=True)) | {"supervision": name} | found)
     table = pd.DataFrame(rows)
     if not table.empty:
@@ -152,6 +154,8 @@ def primary_table(runs: pd.DataFrame, measure: str) -> str:
     """Return the claims' comparisons, graded and random minus base, corrected over these rows alone."""
     chosen = runs[runs["supervision"].isin(["base", "graded", "random"])]
     table = differences(chosen, measure)
+    if table.empty:
+        return f"Fewer than {LEAST} seeds so far: no comparison."
     lines = [
         "| | seeds | difference (points) | 95 % interval | p | p, Holm | Cohen's d |",
         "|---|---|---|---|---|---|---|",
@@ -220,8 +224,8 @@ def draw(runs: pd.DataFrame, file: Path) -> None:
     groups = [("test", runs[runs["part"].isin(["fedavg", "others"])], "test accuracy, linear head")]
     groups += [("test", runs[runs["part"] == "hidden"], "test accuracy, hidden layer")]
     groups += [("unseen_acc", runs[runs["part"] == "unseen"], "accuracy on the unseen domain")]
-    groups = [(measure, own, title) for measure, own, title in groups if not own.empty]
-    heights = [own.groupby(KEYS).ngroups for _, own, _ in groups]
+    groups = [(measure, own, title) for measure, own, title in groups if not differences(own, measure).empty]
+    heights = [differences(own, measure).groupby(KEYS).ngroups for measure, own, _ in groups]
     figure, axes = plt.subplots(
         len(groups), 1, figsize=(8, 1.2 + 0.62 * sum(heights) + 0.6 * len(groups)), height_ratios=heights, squeeze=False
     )
