@@ -1,4 +1,4 @@
-"""The interface of a callback, and what it is told of a round."""
+"""The interface of a callback, and what it receives about a round."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RunCallback:
     """Methods that the server calls at the events of a run. These do nothing: override those that you need.
 
     A run uses a deep copy of a callback, so that one object can be given to several runs. A callback may keep state in
-    its attributes. When a run is resumed, a new copy is told of the start, the discovery and, by `round_evaluated`, of
+    its attributes. When a run is resumed, a new copy receives the start, the discovery and, by `round_evaluated`,
     every round that is over: state that is made of these alone is as in a run that was never interrupted. No other
     event is repeated.
 
