@@ -153,7 +153,7 @@ def _difference(row: Any) -> str:
 
 
 def claims_table(runs: pd.DataFrame, measure: str = "test", claimed: Sequence[str] = ("graded", "random")) -> str:
-    """Return the comparisons that the plan makes claims of, some supervisions minus base, corrected over these alone."""
+    """Return the comparisons that the plan makes claims of: supervisions minus base, corrected over these alone."""
     chosen = runs[runs["supervision"].isin(["base", *claimed])]
     table = differences(chosen, measure)
     if table.empty:
