@@ -135,6 +135,7 @@ def run(folder: Path, root: Path, weights: Path, parts: list[str], seeds: int) -
     """Run, or resume, the studies of some parts, a seed of all settings of a part after the other."""
     from campaign_tables import published
 
+    folder.mkdir(parents=True, exist_ok=True)
     known = published()
     wanted = [study for study in studies() if study.part in parts]
     for part in parts:
