@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from jdfl_lightning import PACS, Experiment, FedAvg, Graded, OfficeCaltech, VectorBackend, suite
+from jdfl_lightning import PACS, Experiment, FedAvg, Graded, OfficeCaltech, VectorBackend, reuse_memory, suite
 from jdfl_lightning.config.experiment import Checkpointing
 from jdfl_lightning.data import DomainDataModule
 
@@ -132,6 +132,7 @@ def run(folder: Path, root: Path, weights: Path, parts: list[str], seeds: int) -
     """Run, or resume, the studies of some parts, a seed of all settings of a part after the other."""
     from campaign_tables import published
 
+    reuse_memory()
     known = published()
     wanted = [study for study in studies() if study.part in parts]
     for part in parts:

@@ -48,11 +48,12 @@ _built: dict[str, Backbone] = {}
 def frozen_backbone(experiment: Experiment) -> nn.Module:
     """Return `initial_backbone`; of a network that is frozen as a whole, that of the last run with the same one.
 
-    Nothing changes such a network, and many small runs would spend more time on building it than on a round.
+    Nothing changes it, as a run trains a copy of its hidden layer. Many small runs would spend more time on building it
+    than on a round.
     """
     name, arguments = experiment.backbone, experiment.backbone_args
     own = own_arguments(name, arguments)
-    if why_no_features(experiment) is not None or own.get("hidden") is not None or is_import_path(name):
+    if why_no_features(experiment) is not None or is_import_path(name):
         return initial_backbone(experiment)
     file = Path(str(own["weights"])).expanduser() if is_file(own.get("weights")) else None
     found = file.stat() if file is not None and file.exists() else None

@@ -91,6 +91,15 @@ class TargetRule(nn.Module):
             logits: joint logits (B, M*C) without gradient, for rules that depend on the model's output.
             labels: class labels (B,), for rules that depend on them.
         """
+        weights, found = self.weigh(
+            self.rows(domains, generator, labels), None if logits is None else logits.detach(), labels
+        )
+        if found is not None and labels is not None:
+            self.learn(found, labels)
+        return weights
+
+    def rows(self, domains: Tensor, generator: torch.Generator | None = None, labels: Tensor | None = None) -> Tensor:
+        """Return the rows of the table (B, M) for samples of the given domains; the arguments are those of a call."""
         if self.draw:
             drawn = torch.randint(self.num_domains, domains.shape, generator=generator)
             domains = drawn.to(self.table.device)
@@ -99,6 +108,21 @@ class TargetRule(nn.Module):
         if labels is None:
             raise ValueError("Expected argument `labels`, as the table differs between classes, but got None.")
         return self.table[labels, domains]
+
+    def weigh(self, rows: Tensor, logits: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return weights over domains (B, M) from the samples' rows, and what is learned from each sample (B, ...).
+
+        It depends on nothing else that differs between the clients of a round, so that it may get the samples of many.
+        """
+        return rows, None
+
+    def learn(self, found: Tensor, labels: Tensor) -> None:
+        """Add up what `weigh` found in some samples of this client."""
+
+    @property
+    def can_be_shared(self) -> bool:
+        """Whether a call is `rows`, `weigh` and `learn` and no more: then many clients are served at once."""
+        return type(self).forward is TargetRule.forward
 
 
 class PlainTargets(TargetRule):
