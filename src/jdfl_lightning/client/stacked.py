@@ -180,21 +180,22 @@ class StackedTargets:
         domains = self._domains[batches.step % len(self._domains), :size].expand(labels.shape)
         own = torch.arange(size).unsqueeze(1)
         rows = self._tables[own, domains] if self._tables.ndim == 3 else self._tables[own, labels, domains]
-        weights, found = self._rules[0].weigh(rows.flatten(0, 1), logits.flatten(0, 1), labels.flatten())
-        if found is not None:
+        if self._rules[0].looks_at_outputs:
+            flat, found = self._rules[0].weigh(rows.flatten(0, 1), logits.flatten(0, 1), labels.flatten())
+            rows = flat.unflatten(0, labels.shape)
             if self._found is None:
                 self._found = found.new_empty(*self._plan.places.shape, *found.shape[1:])
-                self._labels = self._plan.places.clone()
+                self._labels = torch.empty_like(self._plan.places)
             self._found[batches.step, :size] = found.unflatten(0, labels.shape)
             self._labels[batches.step, :size] = labels
-        return weights.unflatten(0, labels.shape).masked_fill(~present, 0.0)
+        return rows.masked_fill(~present, 0.0)
 
     def _one_by_one(self, batches: StackedBatches, logits: Tensor) -> Tensor:
-        each = []
+        weights = logits.new_zeros(*batches.labels.shape, self._rules[0].num_domains)
         for place, (client, rule) in enumerate(zip(batches.clients, self._rules, strict=False)):
             _, labels, domains = batches.of(place)
-            each.append(rule(domains, client.fit.generator, logits[place, : len(labels)], labels))
-        return pad_sequence(each, batch_first=True)
+            weights[place, : len(labels)] = rule(domains, client.fit.generator, logits[place, : len(labels)], labels)
+        return weights
 
     def finish(self) -> None:
         """Give to each rule what it learns from its own client's samples."""

@@ -8,6 +8,7 @@ has to build a dense target of M x C entries.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,9 @@ class TargetRule(nn.Module):
     """
 
     table: Tensor
+    looks_at_outputs: ClassVar[bool] = False
+    """Whether the targets, or what is learned with them, depend on the model's output: then there are `weigh` and
+    `learn`."""
 
     def __init__(self, table: Matrix, draw: bool = False) -> None:
         super().__init__()
@@ -91,11 +95,12 @@ class TargetRule(nn.Module):
             logits: joint logits (B, M*C) without gradient, for rules that depend on the model's output.
             labels: class labels (B,), for rules that depend on them.
         """
-        weights, found = self.weigh(
-            self.rows(domains, generator, labels), None if logits is None else logits.detach(), labels
-        )
-        if found is not None and labels is not None:
-            self.learn(found, labels)
+        if not self.looks_at_outputs:
+            return self.rows(domains, generator, labels)
+        if logits is None or labels is None:
+            raise ValueError("Expected arguments `logits` and `labels`, on which the targets depend, but got None.")
+        weights, found = self.weigh(self.rows(domains, generator, labels), logits.detach(), labels)
+        self.learn(found, labels)
         return weights
 
     def rows(self, domains: Tensor, generator: torch.Generator | None = None, labels: Tensor | None = None) -> Tensor:
@@ -109,15 +114,16 @@ class TargetRule(nn.Module):
             raise ValueError("Expected argument `labels`, as the table differs between classes, but got None.")
         return self.table[labels, domains]
 
-    def weigh(self, rows: Tensor, logits: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def weigh(self, rows: Tensor, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights over domains (B, M) from the samples' rows, and what is learned from each sample (B, ...).
 
         It depends on nothing else that differs between the clients of a round, so that it may get the samples of many.
         """
-        return rows, None
+        raise NotImplementedError
 
     def learn(self, found: Tensor, labels: Tensor) -> None:
         """Add up what `weigh` found in some samples of this client."""
+        raise NotImplementedError
 
     @property
     def can_be_shared(self) -> bool:

@@ -14,9 +14,9 @@ from jdfl_lightning.core.files import checked
 from jdfl_lightning.core.tensors import Tensors, misfit
 from jdfl_lightning.data.transforms import Normalize, Resize, checked_normalize
 from jdfl_lightning.joint import Score
-from jdfl_lightning.storage.checkpoint import load_record, save_record, stored_digest
 from jdfl_lightning.storage.folder import require_own_files
 from jdfl_lightning.storage.names import NETWORK, Count, Text, Which
+from jdfl_lightning.storage.records import load_record, save_record, stored_digest
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ class EMTargets(TargetRule):
     tensor([[0.6155, 0.3845]])
     """
 
+    looks_at_outputs: ClassVar[bool] = True
+
     def __init__(self, table: Matrix, lam: float = 0.5, beta: float = 1.0, one: bool = False) -> None:
         super().__init__(table)
         self.lam, self.beta, self.one = lam, beta, one
@@ -82,10 +84,8 @@ class EMTargets(TargetRule):
         drawn = torch.multinomial(weights.cpu(), 1, generator=generator).squeeze(1)
         return one_hot(drawn, self.num_domains).to(weights)
 
-    def weigh(self, rows: Tensor, logits: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def weigh(self, rows: Tensor, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights (B, M) and the responsibilities (B, M)."""
-        if logits is None or labels is None:
-            raise ValueError("Expected arguments `logits` and `labels`, on which the targets depend, but got None.")
         found = responsibilities(rows, logits, labels, self.beta)
         return torch.lerp(rows.to(found.dtype), found, self.lam), found  # exact where lam is 0 or 1, or both are equal
 

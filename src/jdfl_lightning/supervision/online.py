@@ -32,6 +32,8 @@ class OnlineTargets(TargetRule):
         table: target weights (C, M, M); for class c, row d is for samples of domain d.
     """
 
+    looks_at_outputs: ClassVar[bool] = True
+
     def __init__(self, table: Tensor) -> None:
         super().__init__(table)
         self.sums = torch.zeros(table.shape[0], table.shape[2], dtype=torch.float64)
@@ -41,10 +43,8 @@ class OnlineTargets(TargetRule):
         self.seen = 0
         """Number of all samples so far."""
 
-    def weigh(self, rows: Tensor, logits: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def weigh(self, rows: Tensor, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows, and p(m, c|x) with a 1 (B, M + 1) where the class is right, else zeros."""
-        if logits is None or labels is None:
-            raise ValueError("Expected arguments `logits` and `labels`, from which it learns, but got None.")
         p = logits.softmax(dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
         own = of_class(p, labels, self.num_domains)
         right = predict_class(logits, len(self.counts)) == labels
