@@ -45,6 +45,12 @@ def small_net(size: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 12), nn.Tanh(), nn.Linear(12, 8))
 
 
+def thrifty_net(size: int) -> nn.Module:
+    """A network that uses an activation twice, and has a chain within a chain."""
+    act = nn.Tanh()
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 12), act, nn.Sequential(nn.Linear(12, 8), act))
+
+
 def normed(size: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 4), nn.BatchNorm1d(4))
 
@@ -105,6 +111,7 @@ def test_same_weights_as_one_by_one(algorithm: str, supervision: str, monkeypatc
         {"supervision": Online(), "regularizers": [Prototype(0.1)]},
         {"supervision": Online(), "data": DigitsDomains(size=8, num_clients=7, label_skew=0.3), "batch_size": 32},
         {"supervision": "graded", "clustering": Clustering(epochs=1, labels="rotations")},
+        {"supervision": "graded", "backbone": "test_vector.thrifty_net"},
     ],
 )
 def test_same_weights_with_other_settings(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

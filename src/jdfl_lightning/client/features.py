@@ -10,7 +10,7 @@ from torch import nn
 
 from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.client.module import JointModule
-from jdfl_lightning.data.features import digest_tensors, features_of
+from jdfl_lightning.data.features import digest_network, features_of
 from jdfl_lightning.models import OWN_ARGUMENTS, Backbone, own_arguments
 from jdfl_lightning.models.networks import is_import_path
 from jdfl_lightning.models.pretrained import is_file
@@ -89,5 +89,5 @@ def open_workspace(experiment: Experiment, first: int = 0, backbone: nn.Module |
         about = None if own else {"name": experiment.backbone, "arguments": others}
         features = features_of(network, data.images, data.normalize, about, data.pixels, data.progress)
     tensors = {f"{NETWORK_PREFIX}{name}": tensor for name, tensor in network.state_dict().items()}
-    data = data.with_features(features, digest_tensors(tensors))
+    data = data.with_features(features, digest_network(network, NETWORK_PREFIX))
     return Workspace(replace(experiment, data=data), first, backbone.without_network(), tensors)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from jdfl_lightning.algorithms import LocalUpdate
@@ -27,6 +27,7 @@ from jdfl_lightning.client.stacked import (
 from jdfl_lightning.core.errors import InputError, last_line, require
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors, zeros_like
+from jdfl_lightning.models import Backbone
 
 _OWN = "jdfl_lightning."
 _SGD_ARGUMENTS = {"lr", "momentum", "weight_decay"}
@@ -162,13 +163,46 @@ class _Steps:
 
 def _forward(module: JointModule, params: Mapping[str, Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
     """Return features (K, B, F) and logits (K, B, M*C) of stacked parameters and images (K, B, ...)."""
-    below = {n.removeprefix("backbone."): value for n, value in params.items() if n.startswith("backbone.")}
-    if below:
-        features = vmap(lambda own, batch: functional_call(module.backbone, own, (batch,)))(below, images)
-    else:  # the same for all
-        features = module.backbone(images.flatten(0, 1)).unflatten(0, images.shape[:2])
-    # the features as the second factor: the gradient of the weights has their layout, and needs no copy
-    return features, torch.bmm(params["head.weight"], features.mT).mT + params["head.bias"].unsqueeze(1)
+    features = _run(module.backbone, _below("backbone", params), images)
+    return features, _linear(params["head.weight"], params["head.bias"], features)
+
+
+def _below(name: str, params: Mapping[str, Tensor]) -> Tensors:
+    """Return the parameters of a part of the network, by their names in it."""
+    return {key.removeprefix(f"{name}."): value for key, value in params.items() if key.startswith(f"{name}.")}
+
+
+def _run(layer: nn.Module, params: Tensors, inputs: Tensor) -> Tensor:
+    """Return the outputs of stacked copies of a layer, which differ in their trained parameters (K, B, ...)."""
+    if type(layer) is nn.Linear and params.keys() == layer._parameters.keys() and inputs.ndim == 3:
+        return _linear(params["weight"], params["bias"], inputs)
+    if type(layer) is nn.Identity:
+        return inputs
+    if _is_chain(layer) and (params or not isinstance(layer, Backbone)):
+        for name, part in layer._modules.items():
+            assert part is not None
+            inputs = _run(part, _below(name, params), inputs)
+        return inputs
+    outputs: Tensor
+    if params:
+        outputs = vmap(lambda own, batch: functional_call(layer, own, (batch,)))(params, inputs)
+    elif isinstance(layer, Backbone):  # it has no trained parameters: the same for all
+        outputs = layer(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+    else:
+        outputs = vmap(layer)(inputs)  # refuses what would draw random numbers
+    return outputs
+
+
+def _is_chain(layer: nn.Module) -> bool:
+    """Return whether a layer calls its parts one after the other, and none of them shares parameters with another."""
+    if type(layer) not in (nn.Sequential, Backbone):
+        return False
+    return len(list(layer.parameters())) == len(list(layer.named_parameters(remove_duplicate=False)))
+
+
+def _linear(weight: Tensor, bias: Tensor, inputs: Tensor) -> Tensor:
+    """Return the outputs of stacked linear layers; the gradient of the weights has their layout and needs no copy."""
+    return torch.bmm(weight, inputs.mT).mT + bias.unsqueeze(1)
 
 
 def _gradients(

@@ -247,9 +247,11 @@ class StackedCorrection:
 
     def apply(self, name: str, gradient: Tensor, value: Tensor) -> Tensor:
         """Return the gradients of a parameter with the corrections of the clients that still train."""
+        pulled = gradient  # not to be changed itself: two parameters may share one
         if name in self._anchors:
             strengths = self._strengths[: len(value)].to(value.dtype).view(-1, *[1] * (value.ndim - 1))
-            gradient = torch.addcmul(gradient, value - self._anchors[name][: len(value)], strengths)
+            pulled = (value - self._anchors[name][: len(value)]).mul_(strengths).add_(gradient)
         if name in self._shifts:
-            gradient = gradient + self._shifts[name][: len(value)]
-        return gradient
+            shift = self._shifts[name][: len(value)]
+            return pulled + shift if pulled is gradient else pulled.add_(shift)
+        return pulled

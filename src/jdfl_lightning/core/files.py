@@ -20,7 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from jdfl_lightning.core.errors import InputError, StorageError
 
-_T, _In, _Out = TypeVar("_T"), TypeVar("_In"), TypeVar("_Out")
+_T = TypeVar("_T")
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 _AT_A_TIME = 16
 """Threads that work on files."""
 _MOST_BYTES = 1 << 20

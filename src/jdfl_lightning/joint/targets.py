@@ -34,12 +34,15 @@ def _check_count(num_domains: int) -> None:
 def _check_rows(table: Tensor) -> None:
     """Raise an `InputError` that names the first row that is not a distribution, up to rounding."""
     rounding = torch.finfo(table.dtype).eps if table.is_floating_point() else 0.0
-    for number, row in enumerate(table.double()):
-        if not bool((row >= 0).all()) or not abs(float(row.sum()) - 1) <= 1e-4 + len(row) * rounding:
-            raise InputError(
-                f"Expected every row of argument `table` to be 0 or more and to sum to 1 but row {number} sums to "
-                f"{float(row.sum()):.6g} and its smallest entry is {float(row.min()):.6g}."
-            )
+    exact = table.double()
+    sound = (exact >= 0).all(dim=1) & ((exact.sum(dim=1) - 1).abs() <= 1e-4 + table.shape[1] * rounding)
+    if not sound.all():
+        number = int(sound.logical_not().nonzero()[0])
+        row = exact[number]
+        raise InputError(
+            f"Expected every row of argument `table` to be 0 or more and to sum to 1 but row {number} sums to "
+            f"{float(row.sum()):.6g} and its smallest entry is {float(row.min()):.6g}."
+        )
 
 
 class TargetRule(nn.Module):
