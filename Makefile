@@ -68,7 +68,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/fuzz.py
 	$(BIN)/python benchmarks/registered.py
-	$(BIN)/python benchmarks/registered.py --features --per_round 1000 --clients 1000 10000 100000 --rounds 12
+	$(BIN)/python benchmarks/registered.py --features --per_round 1000 --clients 1000 10000 100000 --rounds 12 --probed 10000
 	$(BIN)/python benchmarks/ray_rounds.py
 	$(BIN)/python benchmarks/flower_rounds.py
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from jdfl_lightning import PACS, Experiment, FedAvg, Graded, OfficeCaltech, VectorBackend, suite
+from jdfl_lightning import PACS, Experiment, FedAvg, Graded, OfficeCaltech, VectorBackend, reuse_memory, suite
 from jdfl_lightning.config.experiment import Checkpointing
 from jdfl_lightning.data import DomainDataModule
 
@@ -136,6 +136,7 @@ def run(folder: Path, root: Path, weights: Path, parts: list[str], seeds: int) -
     from campaign_tables import published
 
     folder.mkdir(parents=True, exist_ok=True)
+    reuse_memory()
     known = published()
     wanted = [study for study in studies() if study.part in parts]
     for part in parts:

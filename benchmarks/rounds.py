@@ -58,7 +58,7 @@ def bare_round(run: Experiment, weights: Tensors, channels_last: bool) -> Tensor
         shuffle = torch_generator(0, "shuffle", 1, client)
         for _ in range(run.epochs):
             order = indices[torch.randperm(len(indices), generator=shuffle)]
-            for chosen in order.split(BatchLoader(*_loader(run, indices))._sizes()):
+            for chosen in order.split(BatchLoader(*_loader(run, indices)).sizes()):
                 images = run.data.images[chosen].permute(0, 3, 1, 2).float().mul_(2 / 255).sub_(1)
                 images = images.contiguous(memory_format=layout)
                 sgd.zero_grad()

@@ -45,6 +45,12 @@ def small_net(size: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 12), nn.Tanh(), nn.Linear(12, 8))
 
 
+def thrifty_net(size: int) -> nn.Module:
+    """A network that uses an activation twice, and has a chain within a chain."""
+    act = nn.Tanh()
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 12), act, nn.Sequential(nn.Linear(12, 8), act))
+
+
 def normed(size: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 4), nn.BatchNorm1d(4))
 
@@ -100,12 +106,43 @@ def test_same_weights_as_one_by_one(algorithm: str, supervision: str, monkeypatc
         {"supervision": "uniform", "regularizers": [Agreement(weight=0.5)]},
         {"supervision": "graded", "data": DigitsDomains(size=8, num_clients=7, label_skew=0.3), "batch_size": 32},
         {"supervision": EM(kappa=50.0, warmup=0.0), "regularizers": [Balance(0.1)]},
+        {"supervision": EM(warmup=0.0, draw=True), "algorithm": algorithms.FedProc()},
+        {"supervision": EM(warmup=0.0, kappa=50.0), "algorithm": algorithms.FedDyn(), "head_lr": 2.0},
         {"supervision": Online(), "regularizers": [Prototype(0.1)]},
+        {"supervision": Online(), "data": DigitsDomains(size=8, num_clients=7, label_skew=0.3), "batch_size": 32},
         {"supervision": "graded", "clustering": Clustering(epochs=1, labels="rotations")},
+        {"supervision": "graded", "backbone": "test_vector.thrifty_net"},
     ],
 )
 def test_same_weights_with_other_settings(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     agree(setting(epochs=2, **settings), monkeypatch)
+
+
+class Shrinking(algorithms.FedAvg):
+    """Its clients change their gradients in a way of their own: by half, and by less from step to step."""
+
+    def local(self, task: FitTask, state: Any) -> Any:
+        return ShrinkingUpdate(task, state) if task.client else LocalUpdate(task, state)
+
+
+class ShrinkingUpdate(LocalUpdate):
+    def correct(self, params: dict[str, Tensor]) -> None:
+        for param in params.values():
+            assert param.grad is not None
+            param.grad.mul_(0.5 + 0.1 * self.num_steps)
+
+
+def test_a_correction_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called for each client, with the number of its steps; the first client of the group has none."""
+    agree(setting(algorithm=Shrinking(), supervision="graded", epochs=2), monkeypatch)
+
+
+@pytest.mark.parametrize("hidden", [None, 6])
+@pytest.mark.parametrize("algorithm", ["FedDC", "MOON"])
+def test_same_weights_on_features(hidden: int | None, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = {"backbone": "PaperCNN", "backbone_args": {"freeze": True, **({"hidden": hidden} if hidden else {})}}
+    rule = getattr(algorithms, algorithm)()
+    agree(setting(**network, algorithm=rule, supervision="random", rounds=3), monkeypatch)
 
 
 def test_clients_with_different_numbers_of_steps() -> None:

@@ -19,7 +19,7 @@ from torch.optim import SGD, Optimizer
 from jdfl_lightning.core.errors import PublicError, require, require_types
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
 from jdfl_lightning.core.seeding import sample_clients
-from jdfl_lightning.core.tensors import Record, Tensors, norm
+from jdfl_lightning.core.tensors import Record, Tensors, grads, norm, pull
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
@@ -47,6 +47,12 @@ class LocalUpdate(pl.Callback):
         """K, optimizer steps taken; a gradient scaler may skip some."""
         self.lr_sums: dict[str, float] = {}
         """For each parameter, the sum of its learning rates over these steps: K * lr, if the rate is constant."""
+        self.anchors: list[Tensor] = []
+        """Set by `begin`: for each parameter, the point that `correct` pulls it to; none if it does not."""
+        self.strength = 0.0
+        """Strength of this pull."""
+        self.shift: list[Tensor] = []
+        """Set by `begin`: for each parameter, what `correct` adds to its gradient; none if it adds nothing."""
         self._params: Tensors = {}
         self._private: Tensors = {}
         """The trainable parameters that the client keeps; no algorithm corrects them."""
@@ -58,7 +64,15 @@ class LocalUpdate(pl.Callback):
         """Prepare what `correct` needs, on the device of the parameters; called once, before the first step."""
 
     def correct(self, params: Tensors) -> None:
-        """Change the gradients in place; called once for each optimizer step, after unscaling, before clipping."""
+        """Change the gradients in place; called once for each optimizer step, after unscaling, before clipping.
+
+        Here: add ``strength * (parameter - anchor) + shift``. `VectorBackend` does this for all clients at once, and
+        calls an algorithm's own `correct` for one after the other.
+        """
+        if self.anchors:
+            pull(params, self.anchors, self.strength)
+        if self.shift:
+            torch._foreach_add_(grads(params), self.shift)
 
     def loss(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Return the loss that the training step minimises."""

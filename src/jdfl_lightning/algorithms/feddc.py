@@ -6,12 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, grads, place, pull, sub, zeros_like
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, place, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -75,18 +73,13 @@ class DriftUpdate(LocalUpdate):
 
     def __init__(self, task: FitTask, state: Record, alpha: float) -> None:
         super().__init__(task, state)
-        self.alpha = alpha / task.weight
+        self.strength = alpha / task.weight
 
     def begin(self, params: Tensors) -> None:
         """Prepare the anchor theta - h_i and the shift c / w_i - c_i, both constant in a fit."""
         c, c_i = self.task.server["c"], self.state["c"]
         self.anchors = place(sub(self.task.weights, self.state["h"]), params)
         self.shift = place({n: c[n] / self.task.weight - c_i[n] for n in c}, params)
-
-    def correct(self, params: Tensors) -> None:
-        """Add a_i (theta_i - theta + h_i) + c / w_i - c_i."""
-        pull(params, self.anchors, self.alpha)
-        torch._foreach_add_(grads(params), self.shift)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the change of the variate; keep drift and variate."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, place, pull, sub, zeros_like
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, place, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,11 @@ class DualUpdate(LocalUpdate):
 
     def __init__(self, task: FitTask, state: Record, alpha: float) -> None:
         super().__init__(task, state)
-        self.alpha = alpha / task.weight
+        self.strength = alpha / task.weight
 
     def begin(self, params: Tensors) -> None:
-        """Prepare the anchor theta - v_i."""
+        """Prepare the anchor theta - v_i, so that a_i (theta_i - theta + v_i) is added."""
         self.anchors = place(sub(self.task.weights, self.state["v"]), params)
-
-    def correct(self, params: Tensors) -> None:
-        """Add a_i (theta_i - theta + v_i)."""
-        pull(params, self.anchors, self.alpha)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Keep the new dual; upload nothing, as the server computes the mean dual from the weights."""

@@ -39,9 +39,11 @@ def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, label
     known = seen[labels]
     if not known.any():
         return features.new_zeros(())
+    if not known.all():  # to pick rows takes longer than all that follows
+        features, labels = features[known], labels[known]
     # in single precision: in half precision the guard against a zero norm would underflow
-    scores = normalize(features[known].float(), dim=1) @ normalize(prototypes.float(), dim=1).T
-    return cross_entropy(scores.masked_fill(~seen, -torch.inf), labels[known])
+    scores = normalize(features.float(), dim=1) @ normalize(prototypes.float(), dim=1).T
+    return cross_entropy(scores.masked_fill(~seen, -torch.inf), labels)
 
 
 @dataclass(frozen=True)

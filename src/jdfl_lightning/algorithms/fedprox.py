@@ -8,7 +8,7 @@ from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitTask
-from jdfl_lightning.core.tensors import Record, Tensors, place, pull
+from jdfl_lightning.core.tensors import Record, Tensors, place
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,8 @@ class ProximalUpdate(LocalUpdate):
 
     def __init__(self, task: FitTask, state: Record, mu: float) -> None:
         super().__init__(task, state)
-        self.mu = mu
+        self.strength = mu
 
     def begin(self, params: Tensors) -> None:
-        """Copy theta to the device of the parameters."""
-        self.theta = place(self.task.weights, params)
-
-    def correct(self, params: Tensors) -> None:
-        """Add mu (theta_i - theta)."""
-        pull(params, self.theta, self.mu)
+        """Prepare the anchor theta, so that mu (theta_i - theta) is added."""
+        self.anchors = place(self.task.weights, params)

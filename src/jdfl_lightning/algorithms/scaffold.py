@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, grads, place, sub, zeros_like
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, place, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,8 @@ class VariateUpdate(LocalUpdate):
     needs_plain_sgd: ClassVar[bool] = True
 
     def begin(self, params: Tensors) -> None:
-        """Prepare the correction, which is constant in a fit."""
+        """Prepare the shift c - c_i, which is constant in a fit."""
         self.shift = place(sub(self.task.server["c"], self.state["c"]), params)
-
-    def correct(self, params: Tensors) -> None:
-        """Add c - c_i."""
-        torch._foreach_add_(grads(params), self.shift)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the change of the variate; keep the new variate."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.client.module import JointModule
-from jdfl_lightning.data.features import digest_tensors, features_of
+from jdfl_lightning.data.features import digest_network, features_of
 from jdfl_lightning.models import OWN_ARGUMENTS, Backbone, own_arguments
 from jdfl_lightning.models.networks import is_import_path
 from jdfl_lightning.models.pretrained import is_file
@@ -48,11 +48,12 @@ _built: dict[str, Backbone] = {}
 def frozen_backbone(experiment: Experiment) -> nn.Module:
     """Return `initial_backbone`; of a network that is frozen as a whole, that of the last run with the same one.
 
-    Nothing changes such a network, and many small runs would spend more time on building it than on a round.
+    Nothing changes it, as a run trains a copy of its hidden layer. Many small runs would spend more time on building it
+    than on a round.
     """
     name, arguments = experiment.backbone, experiment.backbone_args
     own = own_arguments(name, arguments)
-    if why_no_features(experiment) is not None or own.get("hidden") is not None or is_import_path(name):
+    if why_no_features(experiment) is not None or is_import_path(name):
         return initial_backbone(experiment)
     file = Path(str(own["weights"])).expanduser() if is_file(own.get("weights")) else None
     found = file.stat() if file is not None and file.exists() else None
@@ -88,5 +89,5 @@ def open_workspace(experiment: Experiment, first: int = 0, backbone: nn.Module |
         about = None if own else {"name": experiment.backbone, "arguments": others}
         features = features_of(network, data.images, data.normalize, about, data.pixels, data.progress)
     tensors = {f"{NETWORK_PREFIX}{name}": tensor for name, tensor in network.state_dict().items()}
-    data = data.with_features(features, digest_tensors(tensors))
+    data = data.with_features(features, digest_network(network, NETWORK_PREFIX))
     return Workspace(replace(experiment, data=data), first, backbone.without_network(), tensors)

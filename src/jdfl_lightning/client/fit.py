@@ -138,7 +138,7 @@ def prepare_fit(workspace: Workspace, task: FitTask, update: LocalUpdate, own: T
     else:
         joint = SUPERVISION in sent or (head is not None and head.shape[0] > len(data.class_names))
         if joint:  # else ordinary labels
-            rule = experiment.supervision.rule(sent.get(SUPERVISION, {}), task.domain)
+            rule = workspace.rule(sent.get(SUPERVISION, {}), task.domain)
         terms = {name: part.term(sent.get(name, {})) for name, part in experiment.regularizers_by_name.items()}
         epochs, batch_size = experiment.epochs, experiment.batch_size
     shuffle, targets = (torch_generator(task.seed, purpose + what, *task.where) for what in ("shuffle", "targets"))

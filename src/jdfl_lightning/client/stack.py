@@ -6,10 +6,10 @@ product of stacked matrices replaces many products, so that weights agree to rou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from jdfl_lightning.algorithms import LocalUpdate
@@ -17,15 +17,17 @@ from jdfl_lightning.client.fit import LocalFit, Workspace
 from jdfl_lightning.client.loop import has_known_hooks
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.stacked import (
+    BatchPlan,
     StackedBatches,
     StackedClient,
-    have_plain_losses,
-    losses_one_by_one,
-    losses_together,
+    StackedCorrection,
+    StackedTargets,
+    stacked_losses,
 )
 from jdfl_lightning.core.errors import InputError, last_line, require
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors, zeros_like
+from jdfl_lightning.models import Backbone
 
 _OWN = "jdfl_lightning."
 _SGD_ARGUMENTS = {"lr", "momentum", "weight_decay"}
@@ -81,45 +83,43 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     members = [fits[place] for place in order]
     module = workspace.module(members[0].weights, members[0].buffers).train()
     values = {name: torch.stack([fit.weights[name] for fit in members]) for name in members[0].weights}
-    gradients = zeros_like(values)
-    velocities: Tensors = {}
+    sent = workspace.sent(values)
+    kinds = {type(fit.update) for fit in members}
+    own_correct = bool(sent) and (len(kinds) > 1 or any(kind.correct is not LocalUpdate.correct for kind in kinds))
+    gradients = zeros_like(values) if own_correct else {}
     clients = []
     for place, fit in enumerate(members):
         params = {name: value[place].requires_grad_() for name, value in values.items()}
-        for name, param in params.items():
-            param.grad = gradients[name][place]
-        clients.append(StackedClient(fit, params, module, num_steps[order[place]], _order(fit)))
+        for name, stacked in gradients.items():
+            params[name].grad = stacked[place]
+        clients.append(StackedClient(fit, params, module, num_steps[order[place]]))
         clients[-1].hook("on_train_start")
-    optimizer, head_lr = workspace.experiment.local_optimizer, workspace.experiment.head_lr
-    rates = _rates(optimizer, values, members[0].lr_factor, head_lr)
-    momentum, decay = float(optimizer.argument("momentum")), float(optimizer.argument("weight_decay"))
-    sent = workspace.sent(values)
-    told = {name: rates[name] for name in sent}
-    corrects = type(members[0].update).correct is not LocalUpdate.correct and bool(sent)
-    alike = have_plain_losses(members)
+    plan = BatchPlan(members)
+    targets = StackedTargets(members, plan)
+    correction = None if own_correct else StackedCorrection([fit.update for fit in members], sent)
+    steps = _Steps(workspace.experiment.local_optimizer, values, members[0].lr_factor, workspace.experiment.head_lr)
+    told = {name: steps.rates[name] for name in sent}
     losses = torch.zeros(len(members))
     for step in range(clients[0].num_steps):
         active = [client for client in clients if step < client.num_steps]
-        size = len(active)
-        batches = StackedBatches.take(active)
-        live = {name: value[:size].detach().requires_grad_() for name, value in values.items()}
-        found, loss = _gradients(module, batches, live, step, alike)
-        losses[:size] += loss.float() * torch.tensor(batches.sizes)
+        batches = plan.take(step, active)
+        live = {name: value[: len(active)].detach().requires_grad_() for name, value in values.items()}
+        found, loss = _gradients(module, batches, targets, live)
+        losses[: len(active)] += loss.float() * batches.sizes
         with torch.no_grad():
-            for name, gradient in found.items():
-                gradients[name][:size] = gradient
-            if corrects:
+            if correction is None:
+                for name, gradient in found.items():
+                    gradients[name][: len(active)] = gradient
                 for client in active:
                     client.fit.update.correct(workspace.sent(client.params))
+                found = {name: stacked[: len(active)] for name, stacked in gradients.items()}
             for name, value in values.items():
-                change = gradients[name][:size]
-                if decay:
-                    change = change.add(value[:size], alpha=decay)
-                if momentum:
-                    change = _add_velocity(velocities, name, change, momentum)
-                value[:size].add_(change, alpha=-rates[name])
+                own = value[: len(active)]
+                change = found[name] if correction is None else correction.apply(name, found[name], own)
+                steps.take(name, own, change)
         for client in active:
             client.fit.update.count_step(told)
+    targets.finish()
     trained = [{name: value[place].clone() for name, value in values.items()} for place in range(len(members))]
     for client, weights, total in zip(clients, trained, losses.tolist(), strict=True):
         if not client.has("on_train_batch_end", LocalUpdate):
@@ -133,56 +133,97 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     return [weights for _, weights in sorted(zip(order, trained, strict=True), key=lambda pair: pair[0])]
 
 
-def _order(fit: LocalFit) -> Iterator[Tensor]:
-    for _ in range(fit.epochs):
-        yield from fit.loader.order()
+class _Steps:
+    """Steps of SGD on stacked parameters, as torch's optimizer takes them.
 
+    Args:
+        optimizer: SGD with its arguments.
+        names: of the parameters.
+        factor: of the learning rate in this round.
+        head_lr: of the learning rate of the head.
+    """
 
-def _rates(optimizer: Part, params: Mapping[str, Tensor], factor: float, head_lr: float) -> dict[str, float]:
-    """Return the learning rate of each parameter, as `JointModule.configure_optimizers` sets it."""
-    lr = float(optimizer.argument("lr"))
-    return {name: lr * ((head_lr if name.startswith("head.") else 1.0) * factor) for name in params}
+    def __init__(self, optimizer: Part, names: Iterable[str], factor: float, head_lr: float) -> None:
+        lr = float(optimizer.argument("lr"))
+        self.rates = {name: lr * ((head_lr if name.startswith("head.") else 1.0) * factor) for name in names}
+        """The learning rate of each parameter, as `JointModule.configure_optimizers` sets it."""
+        self._momentum, self._decay = (float(optimizer.argument(name)) for name in ("momentum", "weight_decay"))
+        self._velocities: Tensors = {}
 
-
-def _add_velocity(velocities: Tensors, name: str, gradient: Tensor, momentum: float) -> Tensor:
-    """Return the velocity after a step: momentum times the one before it, plus the gradient."""
-    if name not in velocities:
-        velocities[name] = gradient.clone()
-    else:
-        velocities[name] = velocities[name][: len(gradient)].mul_(momentum).add_(gradient)
-    return velocities[name]
+    def take(self, name: str, value: Tensor, gradient: Tensor) -> None:
+        """Change the values of a parameter, of the clients that still train, by a step."""
+        if self._decay:
+            gradient = gradient.add(value, alpha=self._decay)
+        if self._momentum:
+            known = self._velocities.get(name)
+            gradient = gradient.clone() if known is None else known[: len(value)].mul_(self._momentum).add_(gradient)
+            self._velocities[name] = gradient
+        value.add_(gradient, alpha=-self.rates[name])
 
 
 def _forward(module: JointModule, params: Mapping[str, Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
     """Return features (K, B, F) and logits (K, B, M*C) of stacked parameters and images (K, B, ...)."""
-    below = {n.removeprefix("backbone."): value for n, value in params.items() if n.startswith("backbone.")}
-    if below:
-        features = vmap(lambda own, batch: functional_call(module.backbone, own, (batch,)))(below, images)
-    else:  # the same for all
-        features = module.backbone(images.flatten(0, 1)).unflatten(0, images.shape[:2])
-    return features, torch.bmm(features, params["head.weight"].mT) + params["head.bias"].unsqueeze(1)
+    features = _run(module.backbone, _below("backbone", params), images)
+    return features, _linear(params["head.weight"], params["head.bias"], features)
+
+
+def _below(name: str, params: Mapping[str, Tensor]) -> Tensors:
+    """Return the parameters of a part of the network, by their names in it."""
+    return {key.removeprefix(f"{name}."): value for key, value in params.items() if key.startswith(f"{name}.")}
+
+
+def _run(layer: nn.Module, params: Tensors, inputs: Tensor) -> Tensor:
+    """Return the outputs of stacked copies of a layer, which differ in their trained parameters (K, B, ...)."""
+    if type(layer) is nn.Linear and params.keys() == layer._parameters.keys() and inputs.ndim == 3:
+        return _linear(params["weight"], params["bias"], inputs)
+    if type(layer) is nn.Identity:
+        return inputs
+    if _is_chain(layer) and (params or not isinstance(layer, Backbone)):
+        for name, part in layer._modules.items():
+            assert part is not None
+            inputs = _run(part, _below(name, params), inputs)
+        return inputs
+    outputs: Tensor
+    if params:
+        outputs = vmap(lambda own, batch: functional_call(layer, own, (batch,)))(params, inputs)
+    elif isinstance(layer, Backbone):  # it has no trained parameters: the same for all
+        outputs = layer(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+    else:
+        outputs = vmap(layer)(inputs)  # refuses what would draw random numbers
+    return outputs
+
+
+def _is_chain(layer: nn.Module) -> bool:
+    """Return whether a layer calls its parts one after the other, and none of them shares parameters with another."""
+    if type(layer) not in (nn.Sequential, Backbone):
+        return False
+    return len(list(layer.parameters())) == len(list(layer.named_parameters(remove_duplicate=False)))
+
+
+def _linear(weight: Tensor, bias: Tensor, inputs: Tensor) -> Tensor:
+    """Return the outputs of stacked linear layers; the gradient of the weights has their layout and needs no copy."""
+    return torch.bmm(weight, inputs.mT).mT + bias.unsqueeze(1)
 
 
 def _gradients(
-    module: JointModule, batches: StackedBatches, live: Tensors, step: int, alike: bool
+    module: JointModule, batches: StackedBatches, targets: StackedTargets, live: Tensors
 ) -> tuple[Tensors, Tensor]:
     """Return the stacked gradients of the clients' losses on their batches, and these losses.
 
     Args:
         module: the network.
         batches: the batches.
+        targets: the clients' targets.
         live: the stacked parameters.
-        step: number of the step.
-        alike: whether no client's loss is changed by its algorithm.
     """
     for place, client in enumerate(batches.clients):
         if client.has("on_train_batch_start"):
-            client.hook("on_train_batch_start", batches.of(place), step)
+            client.hook("on_train_batch_start", batches.of(place), batches.step)
     features, logits = _forward(module, live, batches.inputs)
-    losses = losses_together(batches, logits) if alike else losses_one_by_one(module, batches, features, logits)
+    losses = stacked_losses(module, batches, targets, features, logits)
     found = torch.autograd.grad(losses.sum(), list(live.values()))
     losses = losses.detach()
     for place, client in enumerate(batches.clients):
         if client.has("on_train_batch_end", LocalUpdate):
-            client.hook("on_train_batch_end", {"loss": losses[place]}, batches.of(place), step)
+            client.hook("on_train_batch_end", {"loss": losses[place]}, batches.of(place), batches.step)
     return dict(zip(live, found, strict=True)), losses

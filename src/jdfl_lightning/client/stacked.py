@@ -1,4 +1,4 @@
-"""The clients of a stack, their batches and their losses."""
+"""The clients of a stack, their batches, their losses and their corrections of gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from jdfl_lightning.client.fit import LocalFit
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.loader import BatchLoader
-from jdfl_lightning.joint import TargetRule
 from jdfl_lightning.joint.loss import soft_target_kl
 from jdfl_lightning.regularizers import Step
 
@@ -33,8 +32,6 @@ class StackedClient:
     """Views of its part of the stack, with gradients that are views too."""
     module: JointModule
     num_steps: int
-    order: Iterator[Tensor]
-    """Which images are in each batch of the fit."""
     accumulate_grad_batches: int = 1
     optimizers: tuple[()] = ()
 
@@ -73,89 +70,188 @@ class StackedClient:
         getattr(self.fit.update, name)(cast(Any, self), cast(Any, module or self), *details)
 
 
-@dataclass
+class BatchPlan:
+    """Which images are in which batch of a stack's fits, drawn before the first step.
+
+    All batches get the same length: shorter ones are filled up with an image of the client's own.
+
+    Args:
+        fits: the clients' fits, those with the most steps first.
+    """
+
+    def __init__(self, fits: Sequence[LocalFit]) -> None:
+        self.loaders = [fit.loader for fit in fits]
+        sizes = pad_sequence([torch.tensor(fit.loader.sizes() * fit.epochs) for fit in fits], batch_first=True)
+        self._present = torch.arange(int(sizes.max())) < sizes.unsqueeze(2)  # (K, steps, B)
+        self.present = self._present.transpose(0, 1)
+        """Whether a place holds a sample (steps, K, B)."""
+        self.sizes = sizes.T.contiguous()
+        """The samples in each batch (steps, K); 0 after a client's last."""
+        passes = [torch.cat([fit.loader.shuffled() for _ in range(fit.epochs)]) for fit in fits]
+        self.places = self.spread(passes)
+        """Which of the N images (steps, K, B)."""
+
+    @property
+    def num_samples(self) -> list[int]:
+        """How many samples each client goes through in its fit."""
+        own: list[int] = self.sizes.sum(dim=0).tolist()
+        return own
+
+    def spread(self, values: Sequence[Tensor]) -> Tensor:
+        """Put each client's values, one for each sample in the order of its steps, into their places (steps, K, B)."""
+        spread = torch.stack([own[0] for own in values]).view(-1, 1, 1).expand(self._present.shape).clone()
+        spread[self._present] = torch.cat(list(values))
+        return spread.transpose(0, 1).contiguous()
+
+    def take(self, step: int, clients: Sequence[StackedClient]) -> StackedBatches:
+        """Return the batches of a step, of the clients that still train."""
+        places, sizes = self.places[step, : len(clients)], self.sizes[step, : len(clients)]
+        if type(self.loaders[0]) is BatchLoader:  # all at once: loaders differ only in their order
+            inputs, labels, _ = self.loaders[0].take(places.flatten())
+            inputs, labels = inputs.unflatten(0, places.shape), labels.view(places.shape)
+        else:
+            each = [client.fit.loader.take(own) for client, own in zip(clients, places, strict=True)]
+            inputs, labels = (torch.stack([batch[part] for batch in each]) for part in (0, 1))
+        return StackedBatches(clients, step, inputs, labels, sizes, self.present[step, : len(clients)])
+
+
+@dataclass(frozen=True)
 class StackedBatches:
-    """The next batches of the clients that still train, filled up with zeros to the same length."""
+    """The batches of one step."""
 
     clients: Sequence[StackedClient]
+    step: int
     inputs: Tensor
     """(K, B, ...)."""
     labels: Tensor
     """(K, B)."""
-    sizes: list[int]
-    """The samples of each."""
+    sizes: Tensor
+    """The samples of each (K,)."""
+    present: Tensor
+    """Whether a place holds a sample (K, B)."""
 
-    @classmethod
-    def take(cls, clients: Sequence[StackedClient]) -> StackedBatches:
-        """Take the next batch of each client."""
-        chosen = [next(client.order) for client in clients]
-        sizes = [own.shape[0] for own in chosen]
-        loader = clients[0].fit.loader
-        if type(loader) is BatchLoader and loader.images.is_floating_point():  # features: all at once
-            places = pad_sequence(chosen, batch_first=True, padding_value=-1)
-            inputs, labels = loader.images[places], loader.labels[places]
-            if min(sizes) < max(sizes):
-                inputs[places < 0], labels[places < 0] = 0.0, 0
-        else:
-            batches = [client.fit.loader.take(own) for client, own in zip(clients, chosen, strict=True)]
-            inputs, labels = (pad_sequence([batch[part] for batch in batches], batch_first=True) for part in (0, 1))
-        return cls(clients, inputs, labels, sizes)
+    @cached_property
+    def counts(self) -> list[int]:
+        """The samples of each."""
+        counts: list[int] = self.sizes.tolist()
+        return counts
 
     def of(self, place: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the batch of one client, as its loader gives it."""
-        labels = self.labels[place, : self.sizes[place]]
+        labels = self.labels[place, : self.counts[place]]
         domains = torch.full_like(labels, cast(int, self.clients[place].fit.loader.domains))
-        return self.inputs[place, : self.sizes[place]], labels, domains
+        return self.inputs[place, : self.counts[place]], labels, domains
 
 
-def have_plain_losses(fits: Sequence[LocalFit]) -> bool:
-    """Return whether all losses are those of tables of targets of one form, unchanged by an algorithm."""
-    for fit in fits:
-        plain = type(fit.update).loss is LocalUpdate.loss and not fit.terms
-        if not plain or (fit.targets is not None and type(fit.targets) is not TargetRule):
-            return False
-    forms = {None if fit.targets is None else (fit.targets.draw, fit.targets.table.shape) for fit in fits}
-    return len(forms) == 1
+class StackedTargets:
+    """The targets of a stack's clients: for all at once where their rules allow it, else for one after the other.
+
+    The rules of a round's clients are of one class and differ in their tables alone.
+
+    Args:
+        fits: the clients' fits.
+        plan: their batches.
+    """
+
+    def __init__(self, fits: Sequence[LocalFit], plan: BatchPlan) -> None:
+        self._plan = plan
+        self._rules = [fit.targets for fit in fits if fit.targets is not None]
+        kinds = {(type(rule), rule.draw, rule.table.shape, rule.can_be_shared) for rule in self._rules}
+        self._shared = len(kinds) <= 1 and all(rule.can_be_shared for rule in self._rules)
+        self._found: Tensor | None = None
+        if not self._rules or not self._shared:
+            return
+        self._tables = torch.stack([rule.table for rule in self._rules])
+        self._domains = torch.tensor([fit.loader.domains for fit in fits]).view(1, -1, 1)
+        if self._rules[0].draw:  # the numbers that the rules would draw step by step
+            drawn = [
+                torch.randint(rule.num_domains, (count,), generator=fit.generator)
+                for rule, fit, count in zip(self._rules, fits, plan.num_samples, strict=True)
+            ]
+            self._domains = plan.spread(drawn)
+
+    def weights(self, batches: StackedBatches, logits: Tensor) -> Tensor:
+        """Return weights over pseudo-domains (K, B, M) for logits (K, B, M*C); a place without a sample has none."""
+        labels, present, size = batches.labels, batches.present.unsqueeze(2), len(batches.clients)
+        if not self._rules:
+            return present.to(logits.dtype)
+        if not self._shared:
+            return self._one_by_one(batches, logits)
+        domains = self._domains[batches.step % len(self._domains), :size].expand(labels.shape)
+        own = torch.arange(size).unsqueeze(1)
+        rows = self._tables[own, domains] if self._tables.ndim == 3 else self._tables[own, labels, domains]
+        if self._rules[0].looks_at_outputs:
+            flat, found = self._rules[0].weigh(rows.flatten(0, 1), logits.flatten(0, 1), labels.flatten())
+            rows = flat.unflatten(0, labels.shape)
+            if self._found is None:
+                self._found = found.new_empty(*self._plan.places.shape, *found.shape[1:])
+                self._labels = torch.empty_like(self._plan.places)
+            self._found[batches.step, :size] = found.unflatten(0, labels.shape)
+            self._labels[batches.step, :size] = labels
+        return rows.masked_fill(~present, 0.0)
+
+    def _one_by_one(self, batches: StackedBatches, logits: Tensor) -> Tensor:
+        weights = logits.new_zeros(*batches.labels.shape, self._rules[0].num_domains)
+        for place, (client, rule) in enumerate(zip(batches.clients, self._rules, strict=False)):
+            _, labels, domains = batches.of(place)
+            weights[place, : len(labels)] = rule(domains, client.fit.generator, logits[place, : len(labels)], labels)
+        return weights
+
+    def finish(self) -> None:
+        """Give to each rule what it learns from its own client's samples."""
+        if self._found is not None:
+            for place, rule in enumerate(self._rules):
+                own = self._plan.present[:, place]
+                rule.learn(self._found[:, place][own], self._labels[:, place][own])
 
 
-def losses_together(batches: StackedBatches, logits: Tensor) -> Tensor:
-    """Return the mean loss of every client's batch; rows that only fill up a batch have no mass and no loss."""
-    weights, labels, sizes = _weights_together(batches), batches.labels, torch.tensor(batches.sizes)
-    if min(batches.sizes) < max(batches.sizes):
-        weights[torch.arange(labels.shape[1]) >= sizes.unsqueeze(1)] = 0.0
+def stacked_losses(
+    module: JointModule, batches: StackedBatches, targets: StackedTargets, features: Tensor, logits: Tensor
+) -> Tensor:
+    """Return the loss of every client's batch (K,), as `JointModule.training_step` computes it.
+
+    What an algorithm or a regularizer changes in the loss is computed for one client after the other.
+    """
+    labels, clients = batches.labels, batches.clients
+    weights = targets.weights(batches, logits.detach())
     each = soft_target_kl(logits.flatten(0, 1), weights.flatten(0, 1), labels.flatten()).view(labels.shape)
-    return each.sum(dim=1) / sizes
-
-
-def _weights_together(batches: StackedBatches) -> Tensor:
-    """Return the weights over pseudo-domains (K, B, M) that `TargetRule` gives."""
-    fits = [client.fit for client in batches.clients]
-    rules = [fit.targets for fit in fits if fit.targets is not None]
-    if not rules:
-        return torch.ones(*batches.labels.shape, 1)
-    domains = torch.tensor([fit.loader.domains for fit in fits]).unsqueeze(1).expand(batches.labels.shape)
-    if rules[0].draw:
-        drawn = [
-            torch.randint(rule.num_domains, (size,), generator=fit.generator)
-            for rule, fit, size in zip(rules, fits, batches.sizes, strict=True)
-        ]
-        domains = pad_sequence(drawn, batch_first=True)
-    tables, own = torch.stack([rule.table for rule in rules]), torch.arange(len(fits)).unsqueeze(1)
-    return tables[own, domains] if tables.ndim == 3 else tables[own, batches.labels, domains]
-
-
-def losses_one_by_one(module: JointModule, batches: StackedBatches, features: Tensor, logits: Tensor) -> Tensor:
-    """Return the loss of every client's batch, as `JointModule.training_step` computes it."""
-    losses = []
-    for place, (client, all_features, all_logits) in enumerate(
-        zip(batches.clients, features.unbind(), logits.unbind(), strict=True)
-    ):
-        _, labels, domains = batches.of(place)
-        own, given = all_logits[: len(labels)], all_features[: len(labels)]
-        rule = client.fit.targets if client.fit.targets is not None else module.targets
-        weights = rule(domains, client.fit.generator, own.detach(), labels)
-        loss = client.fit.update.loss(module.task_loss(own, weights, labels), given, labels)
+    losses = each.sum(dim=1) / batches.sizes  # a place without a sample has no mass and no loss
+    changed = any(type(client.fit.update).loss is not LocalUpdate.loss for client in clients)
+    if not changed and not clients[0].fit.terms:
+        return losses
+    found = []
+    for place, (client, loss, size) in enumerate(zip(clients, losses.unbind(), batches.counts, strict=True)):
+        own, given, answers = logits[place, :size], features[place, :size], labels[place, :size]
+        if changed:
+            loss = client.fit.update.loss(loss, given, answers)
         for term in client.fit.terms.values():
-            loss = loss + term(Step(module.head, own, given, labels, weights))
-        losses.append(loss)
-    return torch.stack(losses)
+            loss = loss + term(Step(module.head, own, given, answers, weights[place, :size]))
+        found.append(loss)
+    return torch.stack(found)
+
+
+class StackedCorrection:
+    """What `LocalUpdate.correct` does, for all clients of a stack at once.
+
+    Args:
+        updates: the clients' sides of the algorithm, after `begin`.
+        values: the stacked parameters that are sent.
+    """
+
+    def __init__(self, updates: Sequence[LocalUpdate], values: Tensors) -> None:
+        self._anchors, self._shifts = (
+            dict(zip(values, map(torch.stack, zip(*lists, strict=True)), strict=bool(lists[0])))
+            for lists in ([update.anchors for update in updates], [update.shift for update in updates])
+        )
+        self._strengths = torch.tensor([update.strength for update in updates], dtype=torch.float64)
+
+    def apply(self, name: str, gradient: Tensor, value: Tensor) -> Tensor:
+        """Return the gradients of a parameter with the corrections of the clients that still train."""
+        pulled = gradient  # not to be changed itself: two parameters may share one
+        if name in self._anchors:
+            strengths = self._strengths[: len(value)].to(value.dtype).view(-1, *[1] * (value.ndim - 1))
+            pulled = (value - self._anchors[name][: len(value)]).mul_(strengths).add_(gradient)
+        if name in self._shifts:
+            shift = self._shifts[name][: len(value)]
+            return pulled + shift if pulled is gradient else pulled.add_(shift)
+        return pulled

@@ -94,6 +94,25 @@ class Workspace:
         names = {**self._theta_0[0], **self._theta_0[1]}
         self.private = self._module.private = matching(experiment.private, names, "--private")
         """Names of the parameters and buffers that clients keep and never send."""
+        self._sent: Tensors = {}
+        self._rules: dict[int, TargetRule] = {}
+        """The rules of a round, by pseudo-domain, that serve several clients."""
+
+    def rule(self, sent: Tensors, domain: int) -> TargetRule:
+        """Return the supervision's target rule of a fit; one that keeps nothing serves all of a round's clients.
+
+        Args:
+            sent: what the server sent for it.
+            domain: the client's pseudo-domain.
+        """
+        if sent is not self._sent:
+            self._sent, self._rules = sent, {}
+        rule = self._rules.get(domain)
+        if rule is None:
+            rule = self.experiment.supervision.rule(sent, domain)
+            if type(rule) is TargetRule:
+                self._rules[domain] = rule
+        return rule
 
     def initial(self, num_domains: int) -> tuple[Tensors, Tensors]:
         """Return theta_0, a function of the seed, with a head of M x C outputs: a new one, or M copies of one of C."""

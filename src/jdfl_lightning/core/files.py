@@ -8,7 +8,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,10 @@ from pydantic import TypeAdapter, ValidationError
 from jdfl_lightning.core.errors import InputError, StorageError
 
 _T = TypeVar("_T")
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+_AT_A_TIME = 16
+"""Threads that work on files."""
 _MOST_BYTES = 1 << 20
 """Size of the largest settings file."""
 _MOST_TEXT = 64 << 20
@@ -63,16 +68,25 @@ def write_whole(file: Path, content: bytes, private: bool = False, durable: bool
         raise StorageError(f"Expected to write {file} but: {error.strerror or error}.") from error
 
 
+def in_threads(work: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
+    """Do the same with many files, some at a time: most of it is waiting for the system, which waits once for many."""
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        return list(pool.map(work, items))
+
+
 def sync(folder: Path, names: Iterable[str]) -> None:
     """Make files of a folder durable in case of a power cut; those that are missing are left out."""
+
+    def sync_one(name: str) -> None:
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
     try:
-        for name in names:
-            with suppress(FileNotFoundError):
-                descriptor = os.open(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+        in_threads(sync_one, names)
         _sync_folder(folder)
     except OSError as error:
         raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,22 @@ def digest_tensors(tensors: Tensors) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+_digests: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
+
+
+def digest_network(network: nn.Module, prefix: str = "") -> str:
+    """Return a checksum of a frozen network's tensors, computed once: runs of a suite share the network.
+
+    Args:
+        network: the network, which nothing changes.
+        prefix: of the names of its tensors.
+    """
+    known = _digests.setdefault(network, {})
+    if prefix not in known:
+        known[prefix] = digest_tensors({f"{prefix}{name}": tensor for name, tensor in network.state_dict().items()})
+    return known[prefix]
 
 
 def features_of(
@@ -56,7 +73,7 @@ def features_of(
     versions = {name: _version(name) for name in ("torch", "torchvision", "timm")}
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([dict(about), versions, normalize, _PASS], sort_keys=True, default=str).encode())
-    digest.update(digest_tensors(network.state_dict()).encode())
+    digest.update(digest_network(network).encode())
     digest.update(pixels.encode())
     file = cache_folder() / f"{digest.hexdigest()}.features.npy"
     found = map_file(file)

@@ -8,6 +8,7 @@ has to build a dense target of M x C entries.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +34,15 @@ def _check_count(num_domains: int) -> None:
 def _check_rows(table: Tensor) -> None:
     """Raise an `InputError` that names the first row that is not a distribution, up to rounding."""
     rounding = torch.finfo(table.dtype).eps if table.is_floating_point() else 0.0
-    for number, row in enumerate(table.double()):
-        if not bool((row >= 0).all()) or not abs(float(row.sum()) - 1) <= 1e-4 + len(row) * rounding:
-            raise InputError(
-                f"Expected every row of argument `table` to be 0 or more and to sum to 1 but row {number} sums to "
-                f"{float(row.sum()):.6g} and its smallest entry is {float(row.min()):.6g}."
-            )
+    exact = table.double()
+    sound = (exact >= 0).all(dim=1) & ((exact.sum(dim=1) - 1).abs() <= 1e-4 + table.shape[1] * rounding)
+    if not sound.all():
+        number = int(sound.logical_not().nonzero()[0])
+        row = exact[number]
+        raise InputError(
+            f"Expected every row of argument `table` to be 0 or more and to sum to 1 but row {number} sums to "
+            f"{float(row.sum()):.6g} and its smallest entry is {float(row.min()):.6g}."
+        )
 
 
 class TargetRule(nn.Module):
@@ -56,6 +60,9 @@ class TargetRule(nn.Module):
     """
 
     table: Tensor
+    looks_at_outputs: ClassVar[bool] = False
+    """Whether the targets, or what is learned with them, depend on the model's output: then there are `weigh` and
+    `learn`."""
 
     def __init__(self, table: Matrix, draw: bool = False) -> None:
         super().__init__()
@@ -91,6 +98,16 @@ class TargetRule(nn.Module):
             logits: joint logits (B, M*C) without gradient, for rules that depend on the model's output.
             labels: class labels (B,), for rules that depend on them.
         """
+        if not self.looks_at_outputs:
+            return self.rows(domains, generator, labels)
+        if logits is None or labels is None:
+            raise ValueError("Expected arguments `logits` and `labels`, on which the targets depend, but got None.")
+        weights, found = self.weigh(self.rows(domains, generator, labels), logits.detach(), labels)
+        self.learn(found, labels)
+        return weights
+
+    def rows(self, domains: Tensor, generator: torch.Generator | None = None, labels: Tensor | None = None) -> Tensor:
+        """Return the rows of the table (B, M) for samples of the given domains; the arguments are those of a call."""
         if self.draw:
             drawn = torch.randint(self.num_domains, domains.shape, generator=generator)
             domains = drawn.to(self.table.device)
@@ -99,6 +116,22 @@ class TargetRule(nn.Module):
         if labels is None:
             raise ValueError("Expected argument `labels`, as the table differs between classes, but got None.")
         return self.table[labels, domains]
+
+    def weigh(self, rows: Tensor, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights over domains (B, M) from the samples' rows, and what is learned from each sample (B, ...).
+
+        It depends on nothing else that differs between the clients of a round, so that it may get the samples of many.
+        """
+        raise NotImplementedError
+
+    def learn(self, found: Tensor, labels: Tensor) -> None:
+        """Add up what `weigh` found in some samples of this client."""
+        raise NotImplementedError
+
+    @property
+    def can_be_shared(self) -> bool:
+        """Whether a call is `rows`, `weigh` and `learn` and no more: then many clients are served at once."""
+        return type(self).forward is TargetRule.forward
 
 
 class PlainTargets(TargetRule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 
@@ -70,9 +71,9 @@ class Backbone(nn.Module):
         return self
 
     def without_network(self) -> Backbone:
-        """Return a backbone that takes the network's features in place of images, and shares the hidden layer."""
+        """Return a backbone that takes the network's features in place of images, with a copy of the hidden layer."""
         found = Backbone(nn.Identity(), self.in_features, freeze=True, on_features=True)
-        found.hidden = self.hidden
+        found.hidden = copy.deepcopy(self.hidden)
         return found
 
     def forward(self, images: Tensor) -> Tensor:

@@ -76,10 +76,10 @@ def _kept(folder: Path) -> tuple[Which, SavedModel]:
     """Return the weights that a run keeps: the best ones, or the last if these are missing or damaged."""
     if kept_weights(folder) == "best":
         try:
-            return "best", load_model(folder, "best")
+            return "best", load_model(folder, "best", network=False)
         except InputError:
             pass
-    return "last", load_model(folder, "last")
+    return "last", load_model(folder, "last", network=False)
 
 
 def examine_model(workspace: Workspace, which: Which, model: SavedModel) -> dict[str, Any]:

@@ -248,7 +248,7 @@ def _check_beside(experiment: Experiment, folder: Path, file: Path, header: Chec
 def _last_model(folder: Path) -> ModelHeader | None:
     """Return the header of the last weights; None if they are missing or damaged."""
     try:
-        return load_model(folder, "last").header
+        return load_model(folder, "last", network=False).header
     except InputError:
         return None
 
@@ -269,7 +269,7 @@ def drop_later_rounds(folder: Path, round: int, select: Selection) -> None:
     number = forget_rounds(folder, round if known else round - 1, select)
     if number:
         try:
-            found = load_model(folder, "best").header.round
+            found = load_model(folder, "best", network=False).header.round
             problem = "" if found >= number else f"is of round {found}"
         except InputError:
             problem = "is missing or damaged"

@@ -23,7 +23,7 @@ def make_tasks(
 ) -> list[FitTask]:
     """Return the tasks to send to a round's clients."""
     algorithm, sizes = experiment.algorithm, experiment.data.client_sizes
-    by_size = algorithm.weighting == "samples" and algorithm.tells_weights
+    by_size, total = algorithm.weighting == "samples" and algorithm.tells_weights, sum(sizes)
     broadcast = algorithm.broadcast(state.record)
     in_head = domains if experiment.supervision.needs_discovery else None
     learned = broadcast_learned(experiment, state.learned, in_head, context.number)
@@ -40,7 +40,7 @@ def make_tasks(
             buffers=models[own[client]][1],
             server=broadcast,
             rounds=experiment.rounds,
-            weight=len(sizes) * sizes[client] / sum(sizes) if by_size else 1.0,
+            weight=len(sizes) * sizes[client] / total if by_size else 1.0,
             domain=0 if in_head is None else own[client],
             since=state.clients.get(client, 0),
             attempt=context.attempt,

@@ -1,108 +1,25 @@
-"""Named tensors on disk, written atomically: records, clients' states, and checkpoints of a run."""
+"""Clients' states, and checkpoints of a run, which refer to them."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
-from annotated_types import Ge
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from jdfl_lightning.core.errors import StorageError
-from jdfl_lightning.core.files import checked, is_aside, parse_json, remove_asides, require_regular, sync, write_whole
+from jdfl_lightning.core.files import in_threads, is_aside, remove_asides, sync
 from jdfl_lightning.core.tensors import Record, Tensors
+from jdfl_lightning.storage.headers import CheckpointHeader as CheckpointHeader
+from jdfl_lightning.storage.headers import as_table, parse_header
+from jdfl_lightning.storage.headers import read_header as read_header
+from jdfl_lightning.storage.records import load_record as load_record
+from jdfl_lightning.storage.records import save_record as save_record
 
 CHECKPOINTS, CLIENTS = "checkpoints", "clients"
 """Subfolders of a run folder."""
-
-_KEY = "jdfl"
-"""The one key of a file's metadata (safetensors writes several in random order): a digest, a space, JSON."""
-
-
-def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
-    digest = hashlib.blake2b(about.encode(), digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def save_record(
-    file: Path,
-    record: Record,
-    about: Mapping[str, Any] | None = None,
-    private: bool = False,
-    durable: bool = True,
-) -> None:
-    """Write a record with a checksum, atomically.
-
-    Args:
-        file: the file to write.
-        record: groups of named tensors; stored as ``group/name``.
-        about: plain values to store with it.
-        private: whether only this user may read the file.
-        durable: whether it survives a power cut at once.
-    """
-    tensors: Tensors = {}
-    stored: set[int] = set()
-    for group, named in record.items():
-        for name, tensor in named.items():
-            shared = tensor.untyped_storage().data_ptr() in stored  # safetensors rejects shared storage
-            tensors[f"{group}/{name}"] = tensor.clone() if shared else tensor.contiguous()
-            stored.add(tensor.untyped_storage().data_ptr())
-    text = json.dumps(about or {})
-    write_whole(file, save(tensors, {_KEY: f"{_digest(tensors, text)} {text}"}), private, durable)
-
-
-def _open(file: Path) -> safe_open:
-    require_regular(file)
-    return safe_open(file, framework="pt")
-
-
-def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
-    """Read a record and the values stored with it; an error names a file that is missing, damaged or not a record."""
-    tensors: Tensors = {}
-    try:
-        with _open(file) as stored:
-            digest, _, text = (stored.metadata() or {})[_KEY].partition(" ")
-            for key in stored.keys():  # noqa: SIM118 - not a dict
-                tensors[key] = stored.get_tensor(key)
-        if _digest(tensors, text) != digest:
-            raise StorageError(f"Expected saved tensors but {file} is damaged: its checksum does not match.")
-        about = parse_json(text)
-        if not isinstance(about, dict):
-            raise ValueError("no settings")
-    except FileNotFoundError as error:
-        raise StorageError(f"Expected saved tensors but there is no file {file}.") from error
-    except StorageError:
-        raise
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise StorageError(f"Expected saved tensors but {file} cannot be read: {error}.") from error
-    record: Record = {}
-    for key, tensor in tensors.items():
-        group, _, name = key.partition("/")
-        record.setdefault(group, {})[name] = tensor
-    return record, about
-
-
-def stored_digest(file: Path) -> str:
-    """Return the checksum that is stored in a record's file, without reading its tensors."""
-    try:
-        with _open(file) as stored:
-            return str((stored.metadata() or {})[_KEY].partition(" ")[0])
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise StorageError(f"Expected saved tensors but {file} cannot be read: {error}.") from error
-
 
 _STATE = re.compile(r"(\d+)-(\d+)\.safetensors")
 _CHECKPOINT = re.compile(r"(\d+)\.safetensors")
@@ -134,6 +51,10 @@ class ClientStates:
             raise StorageError(
                 f"{error} {self._offer(client, round)}--checkpoint.reset_damaged_clients true lets it start afresh."
             ) from error
+
+    def recall_all(self, wanted: Mapping[int, int]) -> dict[int, Record | None]:
+        """Return the states of several clients, each after a round, as `recall` does."""
+        return dict(zip(wanted, in_threads(lambda state: self.recall(*state), wanted.items()), strict=True))
 
     def _offer(self, client: int, damaged: int) -> str:
         """Name the newest checkpoint with another, undamaged state of the client, if there is one."""
@@ -173,6 +94,10 @@ class ClientStates:
         about = {"client": client, "round": round}
         save_record(self._file(client, round), state, about, private=True, durable=self.durable)
 
+    def save_all(self, round: int, states: Mapping[int, Record]) -> None:
+        """Save the states of several clients after a round."""
+        in_threads(lambda client: self.save(client, round, states[client]), states)
+
     def sync(self, states: Iterable[tuple[int, int]]) -> None:
         """Make states durable, each a (client, round); those that are not here, but at a site, are left out."""
         if self.folder.is_dir():
@@ -203,31 +128,6 @@ class ClientStates:
         remove_asides(self.folder)
         found = map(_STATE.fullmatch, os.listdir(self.folder))  # noqa: PTH208 - there may be many
         return [(int(state[1]), int(state[2])) for state in found if state]
-
-
-@dataclass(frozen=True)
-class CheckpointHeader:
-    """The contents of a checkpoint besides the server's tensors."""
-
-    round: Annotated[int, Ge(1)]
-    metrics: dict[str, int | float]
-    """Metrics of the round, without its scores."""
-    data: str
-    """Fingerprint of the images and their partition."""
-    logger: str | None
-    """Class of the logger and id of its run."""
-    settings: dict[str, Any]
-    """The settings that the rounds so far depend on, by dotted name."""
-    rows: str
-    """Digest of the rows of ``metrics.csv`` before this round's."""
-    discovery: str | None
-    """Digest of the discovery; None for the baseline."""
-    versions: dict[str, str]
-    """Versions of the packages on which the exact bits depend."""
-    clients: dict[int, int] = field(default_factory=dict)
-    """The round of each client's newest state."""
-    joined: dict[int, int] = field(default_factory=dict)
-    """The pseudo-domains of newcomers."""
 
 
 class Checkpoints:
@@ -273,7 +173,7 @@ class Checkpoints:
         self.states.sync(newer)  # before the checkpoint that refers to them; the states of the last rounds come last
         self._durable = header.round
         stored = asdict(replace(header, clients={}, joined={}))
-        tables = {"clients": _as_table(header.clients), "joined": _as_table(header.joined)}
+        tables = {"clients": as_table(header.clients), "joined": as_table(header.joined)}
         save_record(self.file(header.round), record | tables, stored, private=True)
         self._named[header.round] = header.clients
         while len(self._named) > self.keep:
@@ -328,25 +228,13 @@ class Checkpoints:
         A state's content is checked when it is used, as states may be many and large.
         """
         record, about = load_record(file)
-        header = _parse_header(file, about, record.pop("clients", {}), record.pop("joined", {}))
+        header = parse_header(file, about, record.pop("clients", {}), record.pop("joined", {}))
         if states_here and (missing := self.states.missing(header.clients)):
             raise StorageError(
                 f"Expected the states of all clients but that of client {missing[0]}, which {file} names, is not in "
                 f"{self.states.folder}."
             )
         return record, header
-
-
-def _as_table(numbers: Mapping[int, int]) -> Tensors:
-    """Return numbers by client as tensors, 16 bytes each: there may be many clients."""
-    return {"client": torch.tensor(list(numbers)).long(), "value": torch.tensor(list(numbers.values())).long()}
-
-
-def _from_table(table: Tensors) -> dict[int, int]:
-    keys, values = table["client"], table["value"]
-    if any(column.dtype != torch.long or column.ndim != 1 for column in (keys, values)):
-        raise ValueError("its clients are no numbers")
-    return dict(zip(keys.tolist(), values.tolist(), strict=True))
 
 
 def read_learned(folder: Path, part: str) -> Tensors:
@@ -360,28 +248,3 @@ def read_learned(folder: Path, part: str) -> Tensors:
     for round in checkpoints.rounds():
         return load_record(checkpoints.file(round))[0].get(f"learned.{part}", {})
     return {}
-
-
-def read_header(file: Path) -> CheckpointHeader:
-    """Read a checkpoint's header without the server's tensors."""
-    try:
-        with _open(file) as stored:
-            about = parse_json((stored.metadata() or {})[_KEY].partition(" ")[2])
-            clients, joined = (
-                {name: stored.get_tensor(f"{group}/{name}") for name in ("client", "value")}
-                for group in ("clients", "joined")
-            )
-        return _parse_header(file, about, clients, joined)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"Expected a checkpoint but {file} cannot be read: {error}.") from error
-
-
-def _parse_header(file: Path, about: object, clients: Tensors, joined: Tensors) -> CheckpointHeader:
-    try:
-        return replace(
-            checked(CheckpointHeader, about),
-            clients=_from_table(clients),
-            joined=_from_table(joined),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise StorageError(f"Expected a checkpoint but {file} is something else: {error}.") from error

@@ -17,8 +17,8 @@ from jdfl_lightning.clustering.clusters import PseudoDomains, project
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.core.errors import InputError, StorageError, last_line, plain
 from jdfl_lightning.core.files import checked, read_json, write_whole
-from jdfl_lightning.storage.checkpoint import load_record, save_record, stored_digest
 from jdfl_lightning.storage.names import DISCOVERY, VECTORS, Count, Text
+from jdfl_lightning.storage.records import load_record, save_record, stored_digest
 
 
 def digest_discovery(folder: Path) -> str | None:

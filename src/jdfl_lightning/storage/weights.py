@@ -14,9 +14,9 @@ from jdfl_lightning.core.files import checked
 from jdfl_lightning.core.tensors import Tensors, misfit
 from jdfl_lightning.data.transforms import Normalize, Resize, checked_normalize
 from jdfl_lightning.joint import Score
-from jdfl_lightning.storage.checkpoint import load_record, save_record, stored_digest
 from jdfl_lightning.storage.folder import require_own_files
 from jdfl_lightning.storage.names import NETWORK, Count, Text, Which
+from jdfl_lightning.storage.records import load_record, save_record, stored_digest
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,14 @@ def kept_weights(folder: Path) -> Which:
     return "last" if files["last"].exists() and not files["best"].exists() else "best"
 
 
-def load_model(folder: Path, which: Which) -> SavedModel:
-    """Read a run's best or last model."""
+def load_model(folder: Path, which: Which, network: bool = True) -> SavedModel:
+    """Read a run's best or last model.
+
+    Args:
+        folder: the run folder.
+        which: best or last.
+        network: whether a frozen network is read too; the run that saved it has it.
+    """
     require_own_files(folder)
     file = folder / f"{which}.safetensors"
     if which == "best" and kept_weights(folder) == "last":
@@ -114,7 +120,7 @@ def load_model(folder: Path, which: Which) -> SavedModel:
         model = SavedModel(record["weights"], record.get("buffers", {}), checked(ModelHeader, about))
     except (KeyError, ValueError) as error:
         raise InputError(f"Expected the weights of a run but {file} is something else: {error}.") from error
-    if not model.header.network:
+    if not model.header.network or not network:
         return model
     if not (folder / NETWORK).exists() or stored_digest(folder / NETWORK) != model.header.network:
         raise StorageError(f"Expected the network that {file} was trained on but {folder / NETWORK} is not it.")

@@ -61,6 +61,8 @@ class EMTargets(TargetRule):
     tensor([[0.6155, 0.3845]])
     """
 
+    looks_at_outputs: ClassVar[bool] = True
+
     def __init__(self, table: Matrix, lam: float = 0.5, beta: float = 1.0, one: bool = False) -> None:
         super().__init__(table)
         self.lam, self.beta, self.one = lam, beta, one
@@ -76,17 +78,26 @@ class EMTargets(TargetRule):
         labels: Tensor | None = None,
     ) -> Tensor:
         """Return weights over domains (B, M); `logits` and `labels` are needed."""
-        if logits is None or labels is None:
-            raise ValueError("Expected arguments `logits` and `labels`, on which the targets depend, but got None.")
-        prior = self.table[domains]
-        found = responsibilities(prior, logits.detach(), labels, self.beta)
-        self.mass += found.sum(dim=0).cpu()
-        self.count += len(found)
-        weights = torch.lerp(prior.to(found.dtype), found, self.lam)  # exact where lam is 0 or 1, or both are equal
+        weights = super().forward(domains, generator, logits, labels)
         if not self.one:
             return weights
         drawn = torch.multinomial(weights.cpu(), 1, generator=generator).squeeze(1)
         return one_hot(drawn, self.num_domains).to(weights)
+
+    def weigh(self, rows: Tensor, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights (B, M) and the responsibilities (B, M)."""
+        found = responsibilities(rows, logits, labels, self.beta)
+        return torch.lerp(rows.to(found.dtype), found, self.lam), found  # exact where lam is 0 or 1, or both are equal
+
+    def learn(self, found: Tensor, labels: Tensor) -> None:
+        """Sum up the responsibilities."""
+        self.mass += found.sum(dim=0).cpu()
+        self.count += len(found)
+
+    @property
+    def can_be_shared(self) -> bool:
+        """Whether many clients' samples are weighed at once: not if a domain is drawn from each one's weights."""
+        return type(self).forward is EMTargets.forward and not self.one
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class OnlineTargets(TargetRule):
         table: target weights (C, M, M); for class c, row d is for samples of domain d.
     """
 
+    looks_at_outputs: ClassVar[bool] = True
+
     def __init__(self, table: Tensor) -> None:
         super().__init__(table)
         self.sums = torch.zeros(table.shape[0], table.shape[2], dtype=torch.float64)
@@ -41,24 +43,19 @@ class OnlineTargets(TargetRule):
         self.seen = 0
         """Number of all samples so far."""
 
-    def forward(
-        self,
-        domains: Tensor,
-        generator: torch.Generator | None = None,
-        logits: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> Tensor:
-        """Return weights over domains (B, M); `logits` and `labels` are needed."""
-        if logits is None or labels is None:
-            raise ValueError("Expected arguments `logits` and `labels`, from which it learns, but got None.")
-        logits = logits.detach()
+    def weigh(self, rows: Tensor, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows, and p(m, c|x) with a 1 (B, M + 1) where the class is right, else zeros."""
         p = logits.softmax(dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        own = of_class(p, labels, self.num_domains)
         right = predict_class(logits, len(self.counts)) == labels
-        classes = labels[right].cpu()
-        self.sums.index_add_(0, classes, of_class(p, labels, self.num_domains)[right].cpu().double())
-        self.counts.index_add_(0, classes, torch.ones_like(classes, dtype=torch.float64))
+        return rows, torch.cat([own, torch.ones_like(own[:, :1])], dim=1).masked_fill(~right.unsqueeze(1), 0.0)
+
+    def learn(self, found: Tensor, labels: Tensor) -> None:
+        """Sum up the probabilities and count the right ones, by class."""
+        classes, exact = labels.cpu(), found.cpu().double()
+        self.sums.index_add_(0, classes, exact[:, :-1])
+        self.counts.index_add_(0, classes, exact[:, -1])
         self.seen += len(labels)
-        return super().forward(domains, generator, logits, labels)
 
 
 @dataclass(frozen=True)
