@@ -14,10 +14,10 @@ from jdfl_lightning.ui.starting import starting
 def discover(settings: Sequence[str]) -> int:
     """run Phase 1 alone and show the pseudo-domains; `fit --discovery` reuses them"""
     with starting(settings):
-        from jdfl_lightning.config import parse_experiment
+        from jdfl_lightning.config import parse_experiment, split_options
         from jdfl_lightning.core.memory import reuse_memory
         from jdfl_lightning.report.discovery import discovery_tables
-        from jdfl_lightning.studies import training
+        from jdfl_lightning.studies import run as studies
         from jdfl_lightning.supervision import Graded
         from jdfl_lightning.ui.display import open_display
         from jdfl_lightning.ui.tables import show_tables
@@ -26,19 +26,9 @@ def discover(settings: Sequence[str]) -> int:
         experiment = parse_experiment(f"{PROGRAM} discover", settings)
     console = Console()
     with open_display(console) as display:
-        found = training.discover(experiment, display)
+        found = studies.discover(experiment, display)
     rule = experiment.supervision if isinstance(experiment.supervision, Graded) else Graded()
     show_tables(console, discovery_tables(found, rule.alpha, rule.tau))
-    again = shlex.join([PROGRAM, "fit", *without_option(settings, "--run_dir"), "--discovery", str(found.folder)])
+    again = shlex.join([PROGRAM, "fit", *split_options(settings, {"run_dir"})[1], "--discovery", str(found.folder)])
     console.print(f"reuse it with: {again}", highlight=False, markup=False, soft_wrap=True)
     return 0
-
-
-def without_option(args: Sequence[str], option: str) -> list[str]:
-    """Return arguments without an option and its value.
-
-    >>> without_option(["--run_dir", "found", "--lr=0.1", "--run_dir=other"], "--run_dir")
-    ['--lr=0.1']
-    """
-    before = ["", *args]
-    return [arg for arg, last in zip(args, before, strict=False) if last != option and arg.partition("=")[0] != option]

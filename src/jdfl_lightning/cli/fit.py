@@ -18,7 +18,7 @@ def fit(settings: Sequence[str]) -> int:
         from jdfl_lightning.report.details import details_tables
         from jdfl_lightning.report.run import run_table
         from jdfl_lightning.storage.details import read_details
-        from jdfl_lightning.studies import training
+        from jdfl_lightning.studies import run as studies
         from jdfl_lightning.ui.display import open_display
         from jdfl_lightning.ui.tables import show_tables
 
@@ -26,7 +26,7 @@ def fit(settings: Sequence[str]) -> int:
         experiment = parse_experiment(f"{PROGRAM} fit", settings)
     console = Console()
     with open_display(console) as display:
-        run = training.fit(experiment, display)
+        run = studies.fit(experiment, display)
     details = read_details(run.folder)
     show_tables(console, [run_table(run), *([] if details is None else details_tables(details))])
     console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)

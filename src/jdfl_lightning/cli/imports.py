@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,23 +18,19 @@ def add_own_modules(args: Sequence[str]) -> None:
     Args:
         args: the arguments of a command.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", action="append", default=[])
-    parser.add_argument("--trust", default="")
-    for option in ("--run", "--resume"):
-        parser.add_argument(option, action="append", dest="runs", default=[])
-    try:
-        given, _ = parser.parse_known_args(list(args))
-    except argparse.ArgumentError:  # a missing value, which the command reports
-        return
-    runs = [Path(run) for run in given.runs if isinstance(run, str) and run not in ("auto", "null")]
+    from jdfl_lightning.config import given_values, joined
+
+    args = joined(args)
+    named = [*given_values(args, "run"), *given_values(args, "resume")]
+    runs = [Path(run) for run in named if run not in ("", "auto", "null")]
     try:
         folders = [run.parent.parent if run.is_file() else run for run in runs]  # a checkpoint names its run
     except OSError:  # no name of a file, which the command reports
         return
-    if given.trust.lower() != "true" and not all(map(own_settings, folders)):
+    trust = "".join(given_values(args, "trust")[-1:]).lower() == "true"
+    if not trust and not all(map(own_settings, folders)):
         return
-    configs = [Path(config).parent for config in given.config if Path(config).is_file()]
+    configs = [Path(config).parent for config in given_values(args, "config") if Path(config).is_file()]
     for folder in (*configs, Path.cwd()):
         if str(folder.absolute()) not in sys.path:
             sys.path.append(str(folder.absolute()))
