@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from jdfl_lightning.backends.base import ATTEMPTS, Runner
 from jdfl_lightning.backends.worker import encode
@@ -23,27 +23,20 @@ class GoneError(Exception):
     """A worker has ended unexpectedly."""
 
 
+@dataclass(eq=False)
 class Job:
-    """A job for a worker.
+    """A job for a worker."""
 
-    Args:
-        kind: ``fit`` or ``evaluate``.
-        content: a `FitTask` without the parts shared by all tasks of the round; or the arguments of `evaluate`.
-        done: called with the result.
-        failed: called with the reason of a failure.
-        common: the parts shared by all fits of the round, sent to a worker once.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        content: Any,
-        done: Callable[[Any], None],
-        failed: Callable[[str], None],
-        common: bytes | None = None,
-    ) -> None:
-        self.kind, self.content, self.done, self.failed, self.common = kind, content, done, failed, common
-        self.attempts = 0
+    kind: Literal["fit", "evaluate"]
+    content: Any
+    """A `FitTask` without the parts shared by all tasks of the round; or the arguments of `evaluate`."""
+    done: Callable[[Any], None]
+    """Called with the result."""
+    failed: Callable[[str], None]
+    """Called with the reason of a failure."""
+    common: bytes | None = None
+    """The parts shared by all fits of the round, sent to a worker once."""
+    attempts: int = 0
 
 
 class Worker(ABC):

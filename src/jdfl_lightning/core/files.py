@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -61,6 +63,23 @@ def write_whole(file: Path, content: bytes, private: bool = False, durable: bool
             raise
     except OSError as error:
         raise StorageError(f"Expected to write {file} but: {error.strerror or error}.") from error
+
+
+def write_csv(file: Path, rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), missing: str = "") -> None:
+    """Write a table.
+
+    Args:
+        file: the file.
+        rows: the cells by their columns.
+        columns: all columns; those of the rows if there are none.
+        missing: what stands for a cell that a row does not have.
+    """
+    out = io.StringIO()
+    names = columns or list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(out, names, restval=missing, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(file, out.getvalue().encode())
 
 
 def sync(folder: Path, names: Iterable[str]) -> None:

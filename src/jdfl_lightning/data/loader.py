@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,41 +11,30 @@ from torch import Tensor
 from jdfl_lightning.data.transforms import Augmentation, Normalize, to_input
 
 
+@dataclass(eq=False, repr=False)
 class BatchLoader:
-    """Yields batches (images, labels, domains); Lightning accepts it like a DataLoader.
+    """Yields batches (images, labels, domains); Lightning accepts it like a DataLoader."""
 
-    Args:
-        images: uint8 (N, H, W, 3); or their features, which are yielded as they are.
-        labels: (N,).
-        domains: (N,), or one number for all.
-        indices: which of the N images to yield.
-        batch_size: images in a batch; the last one may be smaller. A last one of a single image joins the batch before
-            it: BatchNorm cannot train on one image.
-        generator: shuffles every pass; without it the order is that of the indices.
-        normalize: how pixels become the network's input.
-        augmentation: transforms every image.
-    """
-
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        domains: Tensor | int,
-        indices: Tensor,
-        batch_size: int,
-        generator: torch.Generator | None = None,
-        normalize: Normalize = "unit",
-        augmentation: Augmentation | None = None,
-    ) -> None:
-        self.images, self.labels, self.domains = images, labels, domains
-        self.indices, self.batch_size, self.generator = indices, batch_size, generator
-        self.normalize, self.augmentation = normalize, augmentation
+    images: Tensor
+    """uint8 (N, H, W, 3); or their features, which are yielded as they are."""
+    labels: Tensor
+    domains: Tensor | int
+    """(N,), or one number for all."""
+    indices: Tensor
+    """Which of the N images to yield."""
+    batch_size: int
+    """Images in a batch; the last one may be smaller. A last one of a single image joins the batch before it: BatchNorm
+    cannot train on one image."""
+    generator: torch.Generator | None = None
+    """Shuffles every pass; without it the order is that of the indices."""
+    normalize: Normalize = "unit"
+    """How pixels become the network's input."""
+    augmentation: Augmentation | None = None
+    """Transforms every image."""
 
     def plain(self) -> BatchLoader:
         """Return a loader of the same images without augmentation; it shuffles with the same generator."""
-        plain = copy.copy(self)
-        plain.augmentation = None
-        return plain
+        return replace(self, augmentation=None)
 
     def __len__(self) -> int:
         return len(self._sizes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.federation.roster import Member
@@ -37,27 +37,22 @@ class Transport(ABC):
         """Return, by payload id, the answers that have arrived by now, or why there will be none."""
 
 
+@dataclass(eq=False)
 class Federation:
-    """The sites of a run: their identity, their nodes, and their open requests.
+    """The sites of a run: their identity, their nodes, and their open requests."""
 
-    Args:
-        transport: sends and receives payloads.
-        timeout: seconds that a node has for an answer.
-        poll: seconds between two polls for answers.
-        say: shows a message to the user.
-        roster: the sites that may take part; None if any may.
-    """
+    transport: Transport
+    timeout: float
+    """Seconds that a node has for an answer."""
+    poll: float
+    """Seconds between two polls for answers."""
+    say: Callable[[str], None]
+    """Shows a message to the user."""
+    roster: Mapping[int, Member] | None = None
+    """The sites that may take part; None if any may."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        timeout: float,
-        poll: float,
-        say: Callable[[str], None],
-        roster: Mapping[int, Member] | None = None,
-    ) -> None:
-        self.transport, self.timeout, self.poll, self.say, self.roster = transport, timeout, poll, say, roster
-        self.limited = {site for site, member in (roster or {}).items() if member.images is not None}
+    def __post_init__(self) -> None:
+        self.limited = {site for site, member in (self.roster or {}).items() if member.images is not None}
         """Sites whose number of images the roster limits."""
         self.sites: dict[int, SiteInfo] = {}
         """The info that each site sent."""

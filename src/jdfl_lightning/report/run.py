@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +17,9 @@ from rich.table import Column, Table
 from jdfl_lightning.storage.folder import SavedRun
 from jdfl_lightning.storage.names import DOMAIN_PREFIX, UNSEEN_PREFIX, Which
 from jdfl_lightning.supervision import supervision_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PALETTE = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
@@ -65,6 +68,36 @@ def run_table(run: SavedRun) -> Table:
     images = {"test": "test images, as in the paper", "val": "validation images"}
     how = f", best by {images[run.select]}" if run.select in images else ""
     return accuracy_table(f"class-only accuracy (%){how}", run.ends)
+
+
+def frame(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> pd.DataFrame:
+    """Return rows as a table for Python.
+
+    Args:
+        rows: the cells by their columns.
+        index: the column that names the rows; they are numbered if it is not given.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    return table if index is None else table.set_index(index)
+
+
+def accuracy_html(rows: Mapping[Which, Mapping[str, float]]) -> str:
+    """Return accuracies as an HTML table in per cent, with the names escaped.
+
+    Args:
+        rows: the metrics of each kind of saved weights.
+    """
+    import pandas as pd
+
+    names = {"round": "round", "test/acc": "overall", "test/acc_worst": "worst domain"}
+    columns = next(iter(rows.values()))
+    domains = {name: name.removeprefix(DOMAIN_PREFIX) for name in columns if name.startswith(DOMAIN_PREFIX)}
+    table = pd.DataFrame(rows).T[[*names, *domains]].rename(columns=names | domains)
+    percent = table.drop(columns="round").mul(100).map("{:.2f}".format)
+    percent.insert(0, "round", table["round"].astype(int))
+    return str(percent.to_html(border=0))
 
 
 class Drawing(Figure):

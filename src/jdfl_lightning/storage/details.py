@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jdfl_lightning.core.errors import StorageError
-from jdfl_lightning.core.files import read_json, write_whole
+from jdfl_lightning.core.files import read_json, write_csv, write_whole
 from jdfl_lightning.storage.names import CLIENT_ROWS, CONFUSION, DATA, EVALUATION
 
 
@@ -30,8 +28,9 @@ def save_details(folder: Path, details: Mapping[str, Any], class_names: Sequence
     plain: dict[str, Any] = {}
     for name, value in details.items():
         if isinstance(value, dict) and "confusion" in value:
-            rows = [[label, *counts] for label, counts in zip(class_names, value["confusion"], strict=True)]
-            _write_table(folder / confusion_file(name), ["true \\ predicted", *class_names], rows)
+            rows = [dict(zip(class_names, counts, strict=True)) for counts in value["confusion"]]
+            labelled = [{"true \\ predicted": label} | row for label, row in zip(class_names, rows, strict=True)]
+            write_csv(folder / confusion_file(name), labelled)
             value = {key: inner for key, inner in value.items() if key != "confusion"}
         plain[name] = value
     write_whole(folder / EVALUATION, json.dumps(plain, indent=1).encode())
@@ -57,13 +56,4 @@ def read_details(folder: Path) -> dict[str, Any] | None:
 
 def save_client_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write ``clients.csv``: a row for each client."""
-    columns = list(rows[0])
-    _write_table(folder / CLIENT_ROWS, columns, [[row[name] for name in columns] for row in rows])
-
-
-def _write_table(file: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    write_whole(file, out.getvalue().encode())
+    write_csv(folder / CLIENT_ROWS, rows)

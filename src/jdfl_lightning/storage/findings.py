@@ -7,10 +7,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from jdfl_lightning.core.errors import InputError, StorageError
-from jdfl_lightning.core.files import read_text, write_whole
+from jdfl_lightning.core.files import read_text, write_csv
 from jdfl_lightning.storage.names import DIAGNOSIS
 
 
@@ -44,32 +45,17 @@ class Finding:
 
 def write_findings(folder: Path, findings: Sequence[Finding]) -> None:
     """Write all of ``diagnosis.csv``."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [entry.name for entry in fields(Finding)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(finding) for finding in findings)
-    write_whole(folder / DIAGNOSIS, out.getvalue().encode())
+    columns = [entry.name for entry in fields(Finding)]
+    write_csv(folder / DIAGNOSIS, [asdict(finding) for finding in findings], columns)
 
 
 def read_findings(folder: Path) -> list[Finding]:
     """Read ``diagnosis.csv``."""
     try:
-        lines = io.StringIO(read_text(folder / DIAGNOSIS), newline="")
-        return [_parse(row) for row in csv.DictReader(lines)]
+        rows = csv.DictReader(io.StringIO(read_text(folder / DIAGNOSIS), newline=""))
+        given = [{name: text or None for name, text in row.items()} for row in rows]
+        return TypeAdapter(list[Finding]).validate_python(given)
     except FileNotFoundError as error:
         raise InputError(f"Expected the folder of a diagnosis but {folder} has no {DIAGNOSIS}.") from error
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise StorageError(f"Expected a table but {folder / DIAGNOSIS} cannot be read: {error}.") from error
-
-
-def _parse(row: dict[str, str]) -> Finding:
-    values: dict[str, Any] = {}
-    for entry in fields(Finding):
-        text = row[entry.name]
-        if entry.name == "layers":
-            values[entry.name] = text
-        elif text == "":
-            values[entry.name] = None
-        else:
-            values[entry.name] = float(text) if "ari" in entry.name else int(text)
-    return Finding(**values)

@@ -22,7 +22,7 @@ from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult,
 from jdfl_lightning.core.tensors import Record, flatten
 from jdfl_lightning.models import LAYER_SUBSETS, select_parameters
 from jdfl_lightning.report.diagnosis import draw_diagnosis
-from jdfl_lightning.report.run import Drawing
+from jdfl_lightning.report.run import Drawing, frame
 from jdfl_lightning.server.preparation import prepare, require_discovery
 from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.session import open_run
@@ -69,8 +69,6 @@ class Diagnosis:
     @property
     def findings(self) -> pd.DataFrame:
         """``diagnosis.csv``: a row for each seed, batch size, E_0 and subset of layers."""
-        from jdfl_lightning.report.frames import frame
-
         return frame([asdict(finding) for finding in read_findings(self.folder)])
 
     def plot(self) -> Drawing:

@@ -21,6 +21,7 @@ from jdfl_lightning.core.tensors import misfit
 from jdfl_lightning.data.folder import IMAGE_SUFFIXES
 from jdfl_lightning.joint import Score, predict_class, split_index
 from jdfl_lightning.report.markup import csv_cell
+from jdfl_lightning.report.run import frame
 from jdfl_lightning.server.closing import examine_model
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
@@ -61,8 +62,6 @@ def evaluate(
     Returns:
         A row for each kind of weights, best and last: the round and its accuracies, named as in ``metrics.csv``.
     """
-    from jdfl_lightning.report.frames import frame
-
     with progress_display(progress) as display:
         return frame(tested(folder_of(run), score, data_root, trust, display).rows, "weights")
 
@@ -164,8 +163,6 @@ def predict(
         A row for each image: ``image`` (its file, or its number), ``class``, ``probability`` of the class and
         ``pseudo_domain``, the one whose output is the largest.
     """
-    from jdfl_lightning.report.frames import frame
-
     model = run if isinstance(run, TrainedModel) else load_folder(folder_of(run), which, trust)
     rows = [item.cells for item in predictions(model, _expand(separate(images)), score=score)]
     return frame([dict(zip(_CELLS, row, strict=True)) for row in rows])

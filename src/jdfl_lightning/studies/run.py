@@ -11,7 +11,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.joint import Score
 from jdfl_lightning.report.discovery import Discovery
-from jdfl_lightning.report.run import Drawing, draw_curves
+from jdfl_lightning.report.run import Drawing, accuracy_html, draw_curves, frame
 from jdfl_lightning.server import run as server
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
@@ -44,8 +44,6 @@ class Run(SavedRun):
     @property
     def metrics(self) -> pd.DataFrame:
         """``metrics.csv``: a row for each round, a column for each metric."""
-        from jdfl_lightning.report.frames import frame
-
         return frame([row | {"round": int(row["round"])} for row in self.rows], "round")
 
     def model(self, which: Which | None = None, preprocess: bool = False, trust: bool = False) -> TrainedModel:
@@ -73,8 +71,6 @@ class Run(SavedRun):
 
     def _repr_html_(self) -> str:
         """Show the accuracies of the saved weights and the curves in a notebook."""
-        from jdfl_lightning.report.frames import accuracy_html
-
         table = accuracy_html(self.ends)
         return f"<p>Run <code>{escape(str(self.folder))}</code></p>{table}{self.plot().as_html('curves')}"
 
