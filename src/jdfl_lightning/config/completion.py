@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_type_hints
 
 import jdfl_lightning
-from jdfl_lightning.config.arguments import argument_names
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.files import shipped_configs
 from jdfl_lightning.config.words import possible_values
 from jdfl_lightning.core.errors import subclasses
+from jdfl_lightning.core.parts import parameters
 
 Options = dict[str, list[str]]
 """Options, each with the values that it takes; none where it takes any."""
@@ -109,7 +109,7 @@ def setting_options() -> Options:
     for name in ("data", "algorithm", "supervision", "backend"):
         for kind in subclasses(hints[name]):
             if kind.__name__ in jdfl_lightning.__all__:
-                found |= {f"--{name}.{argument}": [] for argument in argument_names(kind)}
+                found |= {f"--{name}.{argument}": [] for argument in parameters(kind)}
     for name in _NAMED_CLASSES:
         found[f"--{name}"] = possible_values(name)
     return found

@@ -15,8 +15,7 @@ from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.callbacks import RunCallback
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
-from jdfl_lightning.config.arguments import PARTS
-from jdfl_lightning.config.groups import Checkpointing, Clustering
+from jdfl_lightning.config.groups import PARTS, Checkpointing, Clustering
 from jdfl_lightning.core.errors import require, require_choice, require_type, require_types
 from jdfl_lightning.core.messages import SUPERVISION
 from jdfl_lightning.core.parts import Part

@@ -14,9 +14,9 @@ from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from jsonargparse.typing import register_type
 
-from jdfl_lightning.config.arguments import PARTS
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.files import as_dict, find_config, run_of, usable_settings
+from jdfl_lightning.config.groups import PARTS
 from jdfl_lightning.config.reading import (
     MOVED,
     given_values,

@@ -11,8 +11,8 @@ from typing import Any, get_args, get_type_hints
 import jdfl_lightning
 from jdfl_lightning.client.trainer import REFUSED
 from jdfl_lightning.clustering.criteria import Criterion
-from jdfl_lightning.config.arguments import PARTS
 from jdfl_lightning.config.experiment import Experiment
+from jdfl_lightning.config.groups import PARTS
 from jdfl_lightning.config.lines import place_of
 from jdfl_lightning.core.errors import InputError, did_you_mean, subclasses
 from jdfl_lightning.core.parts import load, parameters

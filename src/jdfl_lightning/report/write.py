@@ -121,7 +121,9 @@ def write_report(
     results = pd.concat([*(section.results[COLUMNS] for section in sections), *extra])
     results = results[results["mean"].notna() | results["target"].isna()]  # a target that no run reached has no mean
     names = (*_TABLES, PAGE)
-    contents = [tables.as_csv(results) if name == "report.csv" else render(name, TITLE, parts) for name in names]
+    contents = [
+        tables.as_csv(results) if name == "report.csv" else render(name, title=TITLE, parts=parts) for name in names
+    ]
     for name, content in zip(names, contents, strict=True):
         write_whole(output / name, content.encode(errors="replace"))  # a folder name may not be valid text
     shown = [(group.title, group.table(example.protocol.picked)) for group, example in left_out_domains]
