@@ -33,18 +33,20 @@ def evaluate(
     with starting():
         from jdfl_lightning.report.details import details_tables
         from jdfl_lightning.report.run import accuracy_table
-        from jdfl_lightning.server.closing import write_details
+        from jdfl_lightning.server.closing import examine_model, write_details
         from jdfl_lightning.storage.details import read_details
         from jdfl_lightning.storage.folder import read_run
+        from jdfl_lightning.storage.weights import kept_weights, load_model
         from jdfl_lightning.studies import inference
         from jdfl_lightning.ui.display import open_display
         from jdfl_lightning.ui.tables import show_tables
 
     console = Console(stderr=json)
     with open_display(console) as display:
-        done = inference.tested(run, score, data__root, trust, display)
-        details = done.details(run)
-    rows = {row.pop("weights"): row for row in done.rows}
+        workspace, tested = inference.tested(run, score, data__root, trust, display)
+        kept = kept_weights(run)
+        details = examine_model(workspace, kept, load_model(run, kept))
+    rows = {row.pop("weights"): row for row in tested}
     found = read_run(run)
     usual = found.config.get("score", "max").replace("own", "max")  # own: of clients' own models alone
     as_usual = score in (None, usual)  # else other numbers are what was asked for
@@ -61,5 +63,5 @@ def evaluate(
         return FAILED
     if as_usual:
         personal = (read_details(run) or {}).get("personal")  # clients' own models are evaluated by `fit` alone
-        write_details(done.workspace, run, details | ({} if personal is None else {"personal": personal}))
+        write_details(workspace, run, details | ({} if personal is None else {"personal": personal}))
     return 0

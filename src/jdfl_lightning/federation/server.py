@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,13 +28,8 @@ from jdfl_lightning.ui.display import Display
 
 _RUN = "federation.json"
 """File of a run folder with the id under which sites know the run."""
-
-
-@dataclass(frozen=True)
-class _Name:
-    """The content of that file."""
-
-    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+_RunId = dict[Literal["run"], Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]]
+"""Its content."""
 
 
 @dataclass
@@ -68,8 +63,8 @@ class SitesBackend(Backend):
         if not file.exists():
             write_whole(file, json.dumps({"run": secrets.token_hex(16)}).encode())
         try:
-            run = checked(_Name, read_json(file)).run
-        except (OSError, ValueError) as error:
+            run = checked(_RunId, read_json(file))["run"]
+        except (OSError, ValueError, KeyError) as error:
             raise StorageError(f"Expected the name of the run but {file} cannot be read: {error!r}.") from error
         yield SitesRunner(experiment, self.federation, run, self.max_weight)
 

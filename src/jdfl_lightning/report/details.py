@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jdfl_lightning.report.run import Drawing, new_figure, right
+from jdfl_lightning.report.run import Drawing, heat_map, new_figure, right
 
 _MOST_NUMBERS, _MOST_NAMES = 20, 40
 """Classes up to which a confusion matrix has numbers, and names."""
@@ -76,20 +76,8 @@ def draw_confusion(matrices: Mapping[str, Sequence[Sequence[int]]], class_names:
     grid = figure.subplots(1, len(matrices), squeeze=False)[0]
     for axes, (part, rows) in zip(grid, matrices.items(), strict=True):
         shares = [[100 * number / max(1, sum(row)) for number in row] for row in rows]
-        picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
-        if count <= _MOST_NUMBERS:
-            for place, row in enumerate(rows):
-                for other, number in enumerate(row):
-                    dark = shares[place][other] > 55
-                    axes.text(
-                        other,
-                        place,
-                        str(number),
-                        ha="center",
-                        va="center",
-                        fontsize=7,
-                        color="white" if dark else "black",
-                    )
+        numbers = [list(map(str, row)) for row in rows] if count <= _MOST_NUMBERS else []
+        picture = heat_map(axes, shares, numbers, lambda share: share > 55, 7, cmap="Blues", vmin=0, vmax=100)
         names = [name.replace("$", r"\$") for name in class_names] if count <= _MOST_NAMES else []
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
         axes.set_yticks(range(len(names)), names, fontsize=8)

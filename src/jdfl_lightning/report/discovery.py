@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jdfl_lightning.clustering.criteria import other_elbows
 from jdfl_lightning.joint.targets import default_alpha, graded_table
-from jdfl_lightning.report.run import PALETTE, Drawing, new_figure, plain, right
+from jdfl_lightning.report.run import PALETTE, Drawing, heat_map, new_figure, plain, right
 from jdfl_lightning.storage.discoveries import read_discovery
 
 if TYPE_CHECKING:
@@ -181,11 +181,8 @@ def draw_discovery(record: Mapping[str, Any]) -> Drawing:
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.1, 1, 1.2])
     _draw_choice(left, record)
     similarities = record["similarities"]
-    image = middle.imshow(similarities, vmin=-1, vmax=1, cmap="RdBu_r")
-    for row, values in enumerate(similarities if len(similarities) <= _MOST_CELLS else []):
-        for column, value in enumerate(values):
-            colour = "white" if abs(value) > 0.6 else "black"
-            middle.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
+    texts = [[f"{value:.2f}" for value in row] for row in similarities] if len(similarities) <= _MOST_CELLS else []
+    image = heat_map(middle, similarities, texts, lambda value: abs(value) > 0.6, vmin=-1, vmax=1, cmap="RdBu_r")
     ticks = range(0, record["num_domains"], -(-record["num_domains"] // _MOST_CELLS))
     middle.set(xticks=ticks, yticks=ticks, xlabel="pseudo-domain", ylabel="pseudo-domain")
     middle.set_title("cosine similarity of centroids", loc="left", fontsize=10)

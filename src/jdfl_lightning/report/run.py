@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
 from rich.table import Column, Table
@@ -129,6 +130,27 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def heat_map(
+    axes: Axes, values: Any, texts: Sequence[Sequence[str]], dark: Callable[[float], bool], size: int = 8, **look: Any
+) -> AxesImage:
+    """Draw a table as colours.
+
+    Args:
+        axes: where.
+        values: the numbers, row by row.
+        texts: what stands in the cells; none if there are too many.
+        dark: whether the colour of a number is so dark that its text is white.
+        size: of the texts.
+        look: colours and their range.
+    """
+    for row, line in enumerate(texts):
+        for column, text in enumerate(line):
+            if text:
+                colour = "white" if dark(float(values[row][column])) else "black"
+                axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
+    return axes.imshow(values, **look)
 
 
 def draw_curves(run: SavedRun) -> Drawing:

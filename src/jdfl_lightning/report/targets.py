@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.report.run import Drawing, new_figure, plain
+from jdfl_lightning.report.run import Drawing, heat_map, new_figure, plain
 
 _FEW = 12
 """Number of pseudo-domains up to which a heat map has its numbers."""
@@ -43,14 +43,10 @@ def _mean(table: Tensor) -> Tensor:
 
 
 def _draw_table(axes: Axes, table: Tensor, title: str) -> None:
-    axes.imshow(table, vmin=0, vmax=1, cmap="Blues")
-    ticks = range(len(table))
-    if len(table) <= _FEW:
-        for row, values in enumerate(table.tolist()):
-            for column, value in enumerate(values):
-                colour = "white" if value > 0.6 else "black"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
-        axes.set(xticks=ticks, yticks=ticks)
+    texts = [[f"{value:.2f}" for value in row] for row in table.tolist()] if len(table) <= _FEW else []
+    heat_map(axes, table, texts, lambda value: value > 0.6, vmin=0, vmax=1, cmap="Blues")
+    if texts:
+        axes.set(xticks=range(len(table)), yticks=range(len(table)))
     axes.set(xlabel="mass on pseudo-domain", ylabel="client's pseudo-domain")
     axes.set_title(title, loc="left", fontsize=10)
 

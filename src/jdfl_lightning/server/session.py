@@ -78,7 +78,7 @@ class Session:
         state = _reached_state(self.reached, start, self.experiment.data.num_clients)
         self.events.repeat(read_numbers(self.folder))
         if last_round(self.folder) < state.round:
-            metrics, evaluated = self.reached.metrics, self.reached.evaluated
+            metrics, evaluated = self.reached.header.metrics, self.reached.evaluated
             evaluate_round(self.experiment, self.runner, state, metrics, self.events, evaluated, private)
         return state
 
