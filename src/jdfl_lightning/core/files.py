@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -30,6 +31,8 @@ _MOST_NODES = 100_000
 """Values in a settings file, with aliases expanded."""
 _MOST_LEVELS = 50
 """Levels of nesting in a settings file."""
+_TRIES = 3
+"""Attempts to lock a folder: whoever only looks at its state holds the lock for an instant."""
 _ASIDE = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -124,22 +127,33 @@ def remove_asides(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the block, if the system supports locks; others wait.
+def locked(folder: Path, wait: bool = True) -> Iterator[bool]:
+    """Keep other processes from locking a folder during the block, if the system supports locks.
+
+    The system releases the lock when this process ends.
 
     Args:
-        folder: the folder to lock; it must exist.
+        folder: the folder; it must exist.
+        wait: whether to wait for another process that has locked it; else the block gets False if one has.
     """
     if os.name != "posix":
-        yield
+        yield True
         return
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                time.sleep(0.02)
+                continue
+            except OSError:  # a file system without locks
+                pass
+            yield True
+            return
+        yield False
     finally:
         os.close(descriptor)
 

@@ -190,21 +190,19 @@ def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterato
     """
     folder = make_run_folder(experiment.run_dir, name) if earlier is None else earlier
     require_own_files(folder)
-    lock = lock_run(folder)
-    try:
-        remove_asides(folder)
-        (folder / STOPPED).unlink(missing_ok=True)  # a run that is open is not finished
-        save_config(experiment, folder / CONFIG)
-        yield folder
-    except InputError:
-        if earlier is None and not _has_begun(folder):  # nothing is lost
-            shutil.rmtree(folder, ignore_errors=True)
-            if experiment.run_dir is None:
-                with suppress(OSError):  # runs/, unless it holds other runs
-                    folder.parent.rmdir()
-        raise
-    finally:
-        lock.close()
+    with lock_run(folder):
+        try:
+            remove_asides(folder)
+            (folder / STOPPED).unlink(missing_ok=True)  # a run that is open is not finished
+            save_config(experiment, folder / CONFIG)
+            yield folder
+        except InputError:
+            if earlier is None and not _has_begun(folder):  # nothing is lost
+                shutil.rmtree(folder, ignore_errors=True)
+                if experiment.run_dir is None:
+                    with suppress(OSError):  # runs/, unless it holds other runs
+                        folder.parent.rmdir()
+            raise
 
 
 def _has_begun(folder: Path) -> bool:

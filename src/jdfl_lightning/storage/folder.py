@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from jdfl_lightning.core.errors import InputError
-from jdfl_lightning.core.files import is_aside, read_settings, refuse_links, write_whole
+from jdfl_lightning.core.files import is_aside, locked, read_settings, refuse_links, write_whole
 from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
 from jdfl_lightning.storage.discoveries import Summary, read_as
 from jdfl_lightning.storage.metrics import read_rows
@@ -33,8 +32,6 @@ from jdfl_lightning.storage.names import (
 from jdfl_lightning.storage.stops import Stop, read_stop
 from jdfl_lightning.storage.trust import CONFIG
 
-_TRIES = 3
-"""Attempts to lock a folder: whoever only looks at its state holds the lock for an instant."""
 DPI = 130
 """Resolution of figures."""
 
@@ -81,48 +78,19 @@ def save_figure(figure: Figure, file: Path, formats: Sequence[FigureFormat] = ()
         write_whole(file.with_suffix(f".{kind}"), out.getvalue())
 
 
-class RunLock:
-    """Keeps a second process from writing to a run; the system releases it when this process ends."""
-
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def close(self) -> None:
-        """Release the lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-def lock_run(folder: Path) -> RunLock:
-    """Lock a run folder, if the system supports locks; raise an `InputError` if another process holds the lock."""
-    if os.name != "posix":
-        return RunLock(None)
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    for left in range(_TRIES - 1, -1, -1):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if left:
-                time.sleep(0.02)
-                continue
-            os.close(descriptor)
-            raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.") from error
-        except OSError:  # a file system without locks
-            pass
-        break
-    return RunLock(descriptor)
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Keep a second process from writing to a run; raise an `InputError` if another process holds the lock."""
+    with locked(folder, wait=False) as alone:
+        if not alone:
+            raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.")
+        yield
 
 
 def is_locked(folder: Path) -> bool:
     """Return whether another process writes a run folder; False where the system has no locks."""
-    try:
-        lock_run(folder).close()
-    except InputError:
-        return True
-    return False
+    with locked(folder, wait=False) as alone:
+        return not alone
 
 
 @dataclass(frozen=True, repr=False)

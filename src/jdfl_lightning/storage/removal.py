@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from jdfl_lightning.core.errors import InputError, StorageError
@@ -50,19 +51,15 @@ def remove_runs(folders: Sequence[Path]) -> None:
     Args:
         folders: the run folders themselves, not folders of runs.
     """
-    locks = []
-    try:
+    with ExitStack() as locks:
         for folder in folders:
             check_removable(folder)
-            locks.append(lock_run(folder))
+            locks.enter_context(lock_run(folder))
         for folder in folders:
             try:
                 shutil.rmtree(folder)  # removes links, and does not follow them
             except OSError as error:
                 raise StorageError(f"Expected to delete {folder} but: {error.strerror or error}.") from error
-    finally:
-        for lock in locks:
-            lock.close()
 
 
 def check_removable(folder: Path) -> None:

@@ -193,8 +193,7 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"Expected --run_dir to be writable but got {folder}: {error}.") from error
-    lock = lock_run(folder)
-    try:
+    with lock_run(folder):
         left = [run for run in runs if not _is_finished(run)]
         if len(left) < len(runs):
             display.say(f"{len(runs) - len(left)} of {len(runs)} runs are finished")
@@ -212,8 +211,6 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
             Outcome(target.name, target, failures.get(target.name, ""))
             for target in (Path(str(run.run_dir)) for run in runs)
         ]
-    finally:
-        lock.close()
 
 
 def _is_finished(run: Experiment) -> bool:
