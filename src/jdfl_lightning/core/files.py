@@ -90,11 +90,7 @@ def sync(folder: Path, names: Iterable[str]) -> None:
     try:
         for name in names:
             with suppress(FileNotFoundError):
-                descriptor = os.open(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                _sync(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
         _sync_folder(folder)
     except OSError as error:
         raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error
@@ -103,11 +99,15 @@ def sync(folder: Path, names: Iterable[str]) -> None:
 def _sync_folder(folder: Path) -> None:
     """Make a rename durable in case of a power cut."""
     if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def is_aside(name: str) -> bool:
