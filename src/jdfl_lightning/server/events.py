@@ -22,7 +22,7 @@ P = ParamSpec("P")
 def _told(event: Callable[Concatenate[RunCallback, P], None]) -> Callable[Concatenate[Events, P], None]:
     """Return a method of `Events` that calls this one of every callback."""
 
-    def tell(events: Events, *args: P.args, **kwargs: P.kwargs) -> None:
+    def tell(events: Events, /, *args: P.args, **kwargs: P.kwargs) -> None:
         for callback in events._all:
             events._call(callback, event.__name__, *args, **kwargs)
 
