@@ -89,8 +89,10 @@ def rm(runs: list[Path], yes: bool = False) -> int:
         runs: Run folders themselves; a folder that is not a run, is in use or holds other files is refused.
         yes: Delete without asking.
     """
+    from rich.filesize import decimal
+
     from jdfl_lightning.core.errors import InputError
-    from jdfl_lightning.report.listing import size_text, summarize
+    from jdfl_lightning.report.listing import summarize
     from jdfl_lightning.storage.removal import check_removable, remove_runs
 
     runs = list(dict.fromkeys(runs))
@@ -99,7 +101,7 @@ def rm(runs: list[Path], yes: bool = False) -> int:
     if not yes:
         if not sys.stdin.isatty():
             raise InputError("Expected --yes true, as there is no terminal to ask at. Nothing was deleted.")
-        size = size_text(sum(summarize(folder).bytes for folder in runs))
+        size = decimal(sum(summarize(folder).bytes for folder in runs))
         print(*runs, sep="\n")
         answer = input(f"delete {len(runs)} run{'s' * (len(runs) > 1)} ({size})? [y/N] ")
         if answer.strip().lower() not in ("y", "yes"):

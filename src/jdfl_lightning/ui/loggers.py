@@ -93,14 +93,7 @@ class WandbRounds(WandbLogger):
 
 
 class _InRunFolder(Logger):
-    """Logs into the folder of the run unless another one is given.
-
-    Args:
-        save_dir: folder of the logs; null for that of the run.
-        name: subfolder of it.
-        version: subfolder of that; null for a new one.
-        options: further arguments of Lightning's logger.
-    """
+    """Logs into the folder of the run unless another one is given."""
 
     def __init__(self, save_dir: str | None, name: str, version: str | None, **options: object) -> None:
         self._arguments = save_dir, name, version, options
