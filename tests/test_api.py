@@ -254,7 +254,8 @@ def test_the_command_that_discover_prints_works(capsys: pytest.CaptureFixture[st
     assert main(["discover", *options, "--run_dir", "a folder"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("reuse it with: ")]
     program, *words = shlex.split(line.removeprefix("reuse it with: "))
-    assert (program, words) == ("jdfl-lightning", ["fit", *options, "--discovery", "a folder"])
+    again = ["--config=mine.yaml", "--data.size=8", "--data.num_clients=4", "--clustering.epochs=1"]
+    assert (program, words) == ("jdfl-lightning", ["fit", *again, "--discovery", "a folder"])
     assert main([*words, "--run_dir", "run"]) == 0
     assert Discovery.read("run") == Discovery.read("a folder")
 

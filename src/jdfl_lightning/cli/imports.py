@@ -22,7 +22,7 @@ def add_own_modules(args: Sequence[str]) -> None:
 
     args = joined(args)
     named = [*given_values(args, "run"), *given_values(args, "resume")]
-    runs = [Path(run) for run in named if run not in ("", "auto", "null")]
+    runs = [Path(run) for run in named if run not in ("auto", "null")]
     try:
         folders = [run.parent.parent if run.is_file() else run for run in runs]  # a checkpoint names its run
     except OSError:  # no name of a file, which the command reports
