@@ -1,4 +1,4 @@
-"""`main`: runs a command and returns its exit code."""
+"""`main`: runs a command and returns its exit code; the command `completion`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from typing import Literal
 
-from jdfl_lightning.cli.completion import completion
-from jdfl_lightning.cli.diagnose import diagnose
-from jdfl_lightning.cli.discover import discover
-from jdfl_lightning.cli.download import download
-from jdfl_lightning.cli.export import export
-from jdfl_lightning.cli.fit import fit
 from jdfl_lightning.cli.imports import add_own_modules
-from jdfl_lightning.cli.predict import predict
+from jdfl_lightning.cli.models import evaluate, export, predict
 from jdfl_lightning.cli.program import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, PROGRAM, TERMINATED
-from jdfl_lightning.cli.report import report
-from jdfl_lightning.cli.runs import compare, list_all, rm, show
-from jdfl_lightning.cli.suite import suite
-from jdfl_lightning.cli.test import evaluate
-from jdfl_lightning.cli.validate import validate
-from jdfl_lightning.cli.watch import watch
+from jdfl_lightning.cli.runs import compare, list_all, report, rm, show, watch
+from jdfl_lightning.cli.training import diagnose, discover, download, fit, suite, validate
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean, plain
 from jdfl_lightning.ui.starting import starting
 
 _LONGEST = 2000
 """Limit on the characters of a message, which may quote a file."""
+
+
+def completion(shell: Literal["bash", "zsh"] = "bash") -> int:
+    """print a script for a shell that completes commands, options and values
+
+    Args:
+        shell: The shell. Save the script to a file that it reads when it starts.
+    """
+    from jdfl_lightning.config.completion import completion_script
+
+    print(completion_script(COMMANDS, shell), end="")
+    return 0
+
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "validate": validate,

@@ -1,17 +1,20 @@
-"""The command `test`."""
+"""Commands that use the model of a run: `test`, `predict` and `export`."""
 
 from __future__ import annotations
 
 import math
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from rich.console import Console
 
-from jdfl_lightning.cli.program import FAILED
+from jdfl_lightning.cli.program import BAD_INPUT, FAILED, PROGRAM
+from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.output import as_json
+from jdfl_lightning.ui.display import open_display
 from jdfl_lightning.ui.starting import starting
+from jdfl_lightning.ui.tables import show_tables
 
 
 def evaluate(
@@ -38,8 +41,6 @@ def evaluate(
         from jdfl_lightning.storage.folder import read_run
         from jdfl_lightning.storage.weights import kept_weights, load_model
         from jdfl_lightning.studies import inference
-        from jdfl_lightning.ui.display import open_display
-        from jdfl_lightning.ui.tables import show_tables
 
     console = Console(stderr=json)
     with open_display(console) as display:
@@ -64,4 +65,67 @@ def evaluate(
     if as_usual:
         personal = (read_details(run) or {}).get("personal")  # clients' own models are evaluated by `fit` alone
         write_details(workspace, run, details | ({} if personal is None else {"personal": personal}))
+    return 0
+
+
+def predict(
+    run: Path,
+    images: list[Path],
+    weights: Literal["best", "last"] | None = None,
+    score: Literal["max", "sum"] | None = None,
+    output: Path | None = None,
+    trust: bool = False,
+) -> int:
+    """write a CSV with class, probability and winning pseudo-domain of images
+
+    Args:
+        run: Folder of the run, or of a model that export wrote for a hub.
+        images: Image files, or folders of them.
+        weights: Which of the run's weights to use; null for best, or last if the run keeps no best, as a private one.
+        score: Predict a class by its largest output, or by the sum of its probabilities; null for the run's way.
+        output: Where the CSV goes; standard output if not given.
+        trust: Import whatever classes the run folder names, even if you did not make it here.
+    """
+    from jdfl_lightning.studies.hub import load_folder
+    from jdfl_lightning.studies.inference import list_images, predictions, write_predictions
+
+    unreadable: list[str] = []
+    found = predictions(load_folder(run, weights, trust), list_images(images), unreadable, score)
+    if output is None:
+        write_predictions(found, sys.stdout)
+    else:
+        with _open_output(output) as out:
+            write_predictions(found, out)
+    for line in unreadable:
+        print(f"{PROGRAM}: {line}", file=sys.stderr)
+    return BAD_INPUT if unreadable else 0
+
+
+def _open_output(file: Path) -> TextIO:
+
+    try:
+        return file.open("w", newline="")
+    except OSError as error:
+        raise InputError(f"Expected --output to be writable but got {file}: {error}.") from error
+
+
+def export(
+    run: Path,
+    format: Literal["onnx", "torch", "lightning", "hub"] = "onnx",
+    output: Path | None = None,
+    weights: Literal["best", "last"] | None = None,
+    trust: bool = False,
+) -> int:
+    """write the network of a run for use elsewhere, with its preprocessing and class names
+
+    Args:
+        run: Folder of the run.
+        format: onnx; torch, a program of torch.export; lightning, a checkpoint; hub, a folder with a model card.
+        output: The new file, or folder for hub; null for model.onnx, model.pt2, model.ckpt or model.
+        weights: Which of the run's weights to use; null for best, or last if the run keeps no best, as a private one.
+        trust: Import whatever classes the run folder names, even if you did not make it here.
+    """
+    from jdfl_lightning.studies.export import export as write
+
+    print(write(run, format, output, weights, trust))
     return 0
