@@ -141,9 +141,9 @@ def report(
 
 def tell(report: Report) -> None:
     """Show a report's comparison, and say where the report is."""
-    from jdfl_lightning.report.screen import comparison_tables
+    from jdfl_lightning.report.tables import on_screen
 
-    show_tables(Console(), comparison_tables(report))
+    show_tables(Console(), [on_screen(title, table) for title, table in report.comparison])
     print(f"runs compared: {report.num_runs}, left out: {len(report.left_out)}; see {report.page}")
 
 

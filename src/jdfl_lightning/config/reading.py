@@ -13,7 +13,7 @@ import yaml
 from jdfl_lightning.client.trainer import REFUSED
 from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.config.experiment import Experiment
-from jdfl_lightning.config.lines import place_of
+from jdfl_lightning.config.words import place_of
 from jdfl_lightning.core.errors import InputError, did_you_mean
 from jdfl_lightning.core.files import read_settings
 from jdfl_lightning.supervision import short_names

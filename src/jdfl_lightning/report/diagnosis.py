@@ -15,7 +15,7 @@ from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.report import published
 from jdfl_lightning.report.run import Drawing, heat_map, new_figure, right
-from jdfl_lightning.storage.findings import Finding, read_findings
+from jdfl_lightning.storage.details import Finding, read_findings
 from jdfl_lightning.storage.trust import saved_settings
 
 Grid = dict[tuple[int, int, str], float]

@@ -16,10 +16,10 @@ from rich.text import Text
 from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.report.collect import find_run_folders
+from jdfl_lightning.storage.details import read_stop
 from jdfl_lightning.storage.folder import SavedRun, is_locked, read_run
 from jdfl_lightning.storage.metrics import last_round
 from jdfl_lightning.storage.names import CLIENT_ROWS, DISCOVERY, METRICS, RUNS
-from jdfl_lightning.storage.stops import read_stop
 from jdfl_lightning.storage.trust import saved_settings
 from jdfl_lightning.supervision import supervision_name
 from jdfl_lightning.ui.display import clock

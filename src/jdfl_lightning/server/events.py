@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from jdfl_lightning.callbacks import RoundReport, RunCallback
 from jdfl_lightning.client.evaluation import Scores
 from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.storage.details import Stop
 from jdfl_lightning.storage.names import Selection
-from jdfl_lightning.storage.stops import Stop
 
 if TYPE_CHECKING:
     from jdfl_lightning.server.rounds import ServerState

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import is_aside, locked, read_settings, refuse_links, write_whole
 from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
+from jdfl_lightning.storage.details import Stop, read_stop
 from jdfl_lightning.storage.discoveries import Summary, read_as
 from jdfl_lightning.storage.metrics import read_rows
 from jdfl_lightning.storage.names import (
@@ -29,7 +30,6 @@ from jdfl_lightning.storage.names import (
     Selection,
     Which,
 )
-from jdfl_lightning.storage.stops import Stop, read_stop
 from jdfl_lightning.storage.trust import CONFIG
 
 DPI = 130

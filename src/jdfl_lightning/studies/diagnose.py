@@ -27,7 +27,7 @@ from jdfl_lightning.server.preparation import prepare, require_discovery
 from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.session import open_run
 from jdfl_lightning.storage.checkpoint import ClientStates
-from jdfl_lightning.storage.findings import Finding, read_findings, write_findings
+from jdfl_lightning.storage.details import Finding, read_findings, write_findings
 from jdfl_lightning.storage.folder import save_figure
 from jdfl_lightning.storage.names import DIAGNOSIS_FIGURE
 from jdfl_lightning.ui.display import Display, progress_display

@@ -16,10 +16,10 @@ from jdfl_lightning.core.files import is_aside
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.server.resume import check_same, check_updates
 from jdfl_lightning.server.run import discover, fit
+from jdfl_lightning.storage.details import read_stop
 from jdfl_lightning.storage.folder import lock_run
 from jdfl_lightning.storage.metrics import last_round
 from jdfl_lightning.storage.names import CLIENT_ROWS, CURVES, DISCOVERY, DISCOVERY_FIGURE, METRICS, RUNS, VECTORS
-from jdfl_lightning.storage.stops import read_stop
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
 from jdfl_lightning.supervision import Plain, short_names
 from jdfl_lightning.ui.display import Display
