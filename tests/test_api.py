@@ -41,7 +41,7 @@ from jdfl_lightning import (
     write_report,
 )
 from jdfl_lightning.cli import main
-from jdfl_lightning.cli.imports import add_own_modules
+from jdfl_lightning.cli.main import add_own_modules
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.data.cache import decode
 from jdfl_lightning.report.run import Drawing

@@ -15,10 +15,9 @@ import pytest
 
 from helpers import finished
 from jdfl_lightning.cli import main
-from jdfl_lightning.report.live import live_state
 from jdfl_lightning.storage.folder import lock_run
 from jdfl_lightning.storage.metrics import append_metrics
-from jdfl_lightning.studies.watch import WatchServer
+from jdfl_lightning.studies.watch import WatchServer, live_state
 from run_folders import config, write_run
 
 CHROMIUM = shutil.which("chromium")

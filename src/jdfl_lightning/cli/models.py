@@ -9,11 +9,10 @@ from typing import Literal, TextIO
 
 from rich.console import Console
 
-from jdfl_lightning.cli.program import BAD_INPUT, FAILED, PROGRAM
+from jdfl_lightning.cli.program import BAD_INPUT, FAILED, PROGRAM, starting
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.output import as_json
 from jdfl_lightning.ui.display import open_display
-from jdfl_lightning.ui.starting import starting
 from jdfl_lightning.ui.tables import show_tables
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from jdfl_lightning.cli.program import starting
 from jdfl_lightning.core.errors import InputError, require
 from jdfl_lightning.core.lists import Fractions, Names
 from jdfl_lightning.core.output import as_json
-from jdfl_lightning.ui.starting import starting
 from jdfl_lightning.ui.tables import show_tables
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def rm(runs: list[Path], yes: bool = False) -> int:
     from rich.filesize import decimal
 
     from jdfl_lightning.report.listing import summarize
-    from jdfl_lightning.storage.removal import check_removable, remove_runs
+    from jdfl_lightning.storage.folder import check_removable, remove_runs
 
     runs = list(dict.fromkeys(runs))
     for folder in runs:

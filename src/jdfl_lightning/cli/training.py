@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from jdfl_lightning.cli.program import FAILED, PROGRAM
+from jdfl_lightning.cli.program import FAILED, PROGRAM, starting
 from jdfl_lightning.cli.runs import tell, upload
 from jdfl_lightning.core.errors import Interrupted, Terminated
 from jdfl_lightning.core.lists import Names, Numbers
 from jdfl_lightning.core.output import as_json
 from jdfl_lightning.ui.display import open_display
-from jdfl_lightning.ui.starting import starting
 from jdfl_lightning.ui.tables import show_tables
 
 if TYPE_CHECKING:

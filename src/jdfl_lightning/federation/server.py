@@ -17,8 +17,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, StorageError, require
 from jdfl_lightning.core.files import checked, read_json, write_whole
 from jdfl_lightning.data.base import Roster
-from jdfl_lightning.federation.members import Federation, Transport
-from jdfl_lightning.federation.roster import capped, read_roster
+from jdfl_lightning.federation.members import Federation, Transport, capped, read_roster
 from jdfl_lightning.federation.runner import SitesRunner
 from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.run import fit

@@ -1,11 +1,12 @@
-"""Making, locking and reading a run folder."""
+"""Making, locking, reading and deleting a run folder."""
 
 from __future__ import annotations
 
 import io
 import math
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,26 +15,52 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.errors import InputError, StorageError
 from jdfl_lightning.core.files import is_aside, locked, read_settings, refuse_links, write_whole
 from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
 from jdfl_lightning.storage.details import Stop, read_stop
 from jdfl_lightning.storage.discoveries import Summary, read_as
 from jdfl_lightning.storage.metrics import read_rows
 from jdfl_lightning.storage.names import (
+    CLIENT_ROWS,
+    CONFUSION,
+    DATA,
+    DIAGNOSIS,
     DISCOVERY,
     DOMAIN_PREFIX,
+    EVALUATION,
     METRICS,
+    NETWORK,
     RUNS,
+    STOPPED,
     UNSEEN_PREFIX,
+    VECTORS,
     FigureFormat,
     Selection,
     Which,
 )
-from jdfl_lightning.storage.trust import CONFIG
+from jdfl_lightning.storage.trust import CONFIG, saved_settings
 
 DPI = 130
 """Resolution of figures."""
+_OWN_FOLDERS = {CHECKPOINTS, CLIENTS, "wandb", "csv", "tensorboard"}
+"""Folders that a run makes: its checkpoints, its clients' states, and those of the loggers."""
+_OWN_FILES = {
+    CONFIG,
+    METRICS,
+    DATA,
+    EVALUATION,
+    CONFUSION,
+    CLIENT_ROWS,
+    STOPPED,
+    DISCOVERY,
+    VECTORS,
+    DIAGNOSIS,
+    NETWORK,
+}
+_OWN_FILES |= {"best.safetensors", "last.safetensors"}
+_OWN_PICTURES = {"curves", "discovery", "confusion", "targets", "diagnosis"}
+_PICTURE_ENDS = {".png", ".pdf", ".svg"}
 
 
 def make_run_folder(run_dir: str | None, name: str) -> Path:
@@ -179,3 +206,45 @@ def read_run(folder: Path) -> SavedRun:
     if missing := {"round", "test/acc", "test/acc_worst", "train/loss"} - set(rows[0]):
         raise InputError(f"Expected a run folder but {folder / METRICS} has no column {missing.pop()}.")
     return SavedRun(folder, config, rows, discovery, stop)
+
+
+def remove_runs(folders: Sequence[Path]) -> None:
+    """Delete run folders with all that is in them; none is deleted if one of them is not a run, or is in use.
+
+    Args:
+        folders: the run folders themselves, not folders of runs.
+    """
+    with ExitStack() as locks:
+        for folder in folders:
+            check_removable(folder)
+            locks.enter_context(lock_run(folder))
+        for folder in folders:
+            try:
+                shutil.rmtree(folder)  # removes links, and does not follow them
+            except OSError as error:
+                raise StorageError(f"Expected to delete {folder} but: {error.strerror or error}.") from error
+
+
+def check_removable(folder: Path) -> None:
+    """Raise an `InputError` unless a folder is that of a run and holds nothing that a run does not write."""
+    if folder.is_symlink():
+        raise InputError(f"Expected a run folder but {folder} is a link: give the folder itself.")
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"Expected a run folder but {folder} has no {CONFIG}: nothing was deleted.")
+    settings = saved_settings(folder)
+    if missing := {"algorithm", "data", "supervision", "rounds"} - set(settings):
+        raise InputError(f"Expected the settings of a run but {folder / CONFIG} has no {min(missing)}.")
+    for entry in sorted(folder.iterdir()):
+        if not _is_ours(entry):
+            raise InputError(
+                f"Expected a folder with the files of a run alone but {folder} has {entry.name}: move it elsewhere, "
+                "or delete the folder yourself. Nothing was deleted."
+            )
+
+
+def _is_ours(entry: Path) -> bool:
+    """Return whether a run writes a file or folder of this name."""
+    if entry.is_dir() and not entry.is_symlink():
+        return entry.name in _OWN_FOLDERS
+    picture = entry.stem in _OWN_PICTURES and entry.suffix in _PICTURE_ENDS
+    return entry.name in _OWN_FILES or picture or is_aside(entry.name)
