@@ -183,7 +183,7 @@ def _parse(
     texts = [f"--config={yaml.safe_dump(config, sort_keys=False)}" for config in configs]
     settings = parser.parse_args([*texts, *options])
     _use_moved(settings, moved)
-    parts = {name: _as_part(name, settings.pop(name, None)) for name in PARTS}
+    parts = {name: _as_part(settings.pop(name, None)) for name in PARTS}
     settings = parser.instantiate(settings)
     found: dict[str, Any] = {
         entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment) if entry.name not in PARTS
@@ -207,7 +207,7 @@ def load_experiment(config: str | Path, *options: str) -> Experiment:
     return parse_experiment("load_experiment", [f"--config={config}", *options])
 
 
-def _as_part(name: str, value: Any) -> Part | None:
+def _as_part(value: Any) -> Part | None:
     """Return a class of the settings, as jsonargparse has parsed it, as a part."""
     if value is None:
         return None
