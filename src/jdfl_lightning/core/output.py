@@ -14,5 +14,5 @@ def as_json(value: object) -> str:
      0.5
     ]
     """
-    finite = json.loads(json.dumps(value, default=str), parse_constant=lambda number: None)
+    finite = json.loads(json.dumps(value, default=str, skipkeys=True), parse_constant=lambda number: None)
     return json.dumps(finite, indent=1)
