@@ -17,55 +17,27 @@ from matplotlib.figure import Figure
 
 from jdfl_lightning.core.errors import InputError, StorageError
 from jdfl_lightning.core.files import is_aside, locked, read_settings, refuse_links, write_whole
+from jdfl_lightning.storage import names
 from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
 from jdfl_lightning.storage.details import Stop, read_stop
 from jdfl_lightning.storage.discoveries import Summary, read_as
 from jdfl_lightning.storage.metrics import read_rows
-from jdfl_lightning.storage.names import (
-    CLIENT_ROWS,
-    CONFUSION,
-    DATA,
-    DIAGNOSIS,
-    DISCOVERY,
-    DOMAIN_PREFIX,
-    EVALUATION,
-    METRICS,
-    NETWORK,
-    RUNS,
-    STOPPED,
-    UNSEEN_PREFIX,
-    VECTORS,
-    FigureFormat,
-    Selection,
-    Which,
-)
+from jdfl_lightning.storage.names import FigureFormat, Selection, Which
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
 
 DPI = 130
 """Resolution of figures."""
 _OWN_FOLDERS = {CHECKPOINTS, CLIENTS, "wandb", "csv", "tensorboard"}
 """Folders that a run makes: its checkpoints, its clients' states, and those of the loggers."""
-_OWN_FILES = {
-    CONFIG,
-    METRICS,
-    DATA,
-    EVALUATION,
-    CONFUSION,
-    CLIENT_ROWS,
-    STOPPED,
-    DISCOVERY,
-    VECTORS,
-    DIAGNOSIS,
-    NETWORK,
-}
-_OWN_FILES |= {"best.safetensors", "last.safetensors"}
+_OWN_FILES = {CONFIG, "best.safetensors", "last.safetensors", names.METRICS, names.DATA, names.STOPPED, names.NETWORK}
+_OWN_FILES |= {names.EVALUATION, names.CONFUSION, names.CLIENT_ROWS, names.DISCOVERY, names.VECTORS, names.DIAGNOSIS}
 _OWN_PICTURES = {"curves", "discovery", "confusion", "targets", "diagnosis"}
 _PICTURE_ENDS = {".png", ".pdf", ".svg"}
 
 
 def make_run_folder(run_dir: str | None, name: str) -> Path:
     """Make the folder of a run, by default a new one in ``runs``; a folder that is not empty is refused."""
-    folder = Path(run_dir) if run_dir else Path(RUNS) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    folder = Path(run_dir) if run_dir else Path(names.RUNS) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     if (
         run_dir
         and folder.exists()
@@ -143,7 +115,7 @@ class SavedRun:
     @property
     def domains(self) -> list[str]:
         """Names of the domains."""
-        return [name.removeprefix(DOMAIN_PREFIX) for name in self.rows[0] if name.startswith(DOMAIN_PREFIX)]
+        return [name.removeprefix(names.DOMAIN_PREFIX) for name in self.rows[0] if name.startswith(names.DOMAIN_PREFIX)]
 
     @property
     def best(self) -> dict[str, float]:
@@ -168,7 +140,7 @@ class SavedRun:
     @property
     def unseen(self) -> list[str]:
         """Names of the domains that no client has."""
-        return [name.removeprefix(UNSEEN_PREFIX) for name in self.rows[0] if name.startswith(UNSEEN_PREFIX)]
+        return [name.removeprefix(names.UNSEEN_PREFIX) for name in self.rows[0] if name.startswith(names.UNSEEN_PREFIX)]
 
     @property
     def last(self) -> dict[str, float]:
@@ -191,9 +163,9 @@ def read_run(folder: Path) -> SavedRun:
     try:
         require_own_files(folder)
         config = read_settings(folder / CONFIG)
-        (folder / METRICS).stat()  # must exist
+        (folder / names.METRICS).stat()  # must exist
         rows = [{name: float(value) for name, value in row.items()} for row in read_rows(folder)]
-        discovery = read_as(folder, Summary) if (folder / DISCOVERY).exists() else None
+        discovery = read_as(folder, Summary) if (folder / names.DISCOVERY).exists() else None
         stop = read_stop(folder)
     except FileNotFoundError as error:
         raise InputError(f"Expected a run folder but {folder} has no {Path(error.filename).name}.") from error
@@ -204,7 +176,7 @@ def read_run(folder: Path) -> SavedRun:
     if not rows:
         raise InputError(f"Expected a run with a finished round but {folder} has none.")
     if missing := {"round", "test/acc", "test/acc_worst", "train/loss"} - set(rows[0]):
-        raise InputError(f"Expected a run folder but {folder / METRICS} has no column {missing.pop()}.")
+        raise InputError(f"Expected a run folder but {folder / names.METRICS} has no column {missing.pop()}.")
     return SavedRun(folder, config, rows, discovery, stop)
 
 
