@@ -33,7 +33,7 @@ from jdfl_lightning.backends import Backend
 from jdfl_lightning.callbacks import RunCallback
 from jdfl_lightning.cli import COMMANDS, PROGRAM, main, summary
 from jdfl_lightning.config import Experiment, as_dict
-from jdfl_lightning.config.arguments import argument_names
+from jdfl_lightning.core.parts import parameters
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.federation.server import SitesBackend
 from jdfl_lightning.regularizers import Regularizer
@@ -134,7 +134,7 @@ def _fields(kind: type) -> Iterator[tuple[str, str, Any, str]]:
         found = {entry.name: getattr(default, entry.name) for entry in dataclasses.fields(kind) if entry.init}
     else:
         hints, texts, found = {}, {}, {}
-        for name in argument_names(kind):  # also those of a base, which **options stand for
+        for name in parameters(kind):  # also those of a base, which **options stand for
             signatures = {
                 base: inspect.signature(vars(base)["__init__"]) for base in kind.__mro__ if "__init__" in vars(base)
             }

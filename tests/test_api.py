@@ -41,7 +41,7 @@ from jdfl_lightning import (
     write_report,
 )
 from jdfl_lightning.cli import main
-from jdfl_lightning.cli.imports import add_own_modules
+from jdfl_lightning.cli.main import add_own_modules
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.data.cache import decode
 from jdfl_lightning.report.run import Drawing
@@ -254,7 +254,8 @@ def test_the_command_that_discover_prints_works(capsys: pytest.CaptureFixture[st
     assert main(["discover", *options, "--run_dir", "a folder"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("reuse it with: ")]
     program, *words = shlex.split(line.removeprefix("reuse it with: "))
-    assert (program, words) == ("jdfl-lightning", ["fit", *options, "--discovery", "a folder"])
+    again = ["--config=mine.yaml", "--data.size=8", "--data.num_clients=4", "--clustering.epochs=1"]
+    assert (program, words) == ("jdfl-lightning", ["fit", *again, "--discovery", "a folder"])
     assert main([*words, "--run_dir", "run"]) == 0
     assert Discovery.read("run") == Discovery.read("a folder")
 

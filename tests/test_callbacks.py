@@ -34,8 +34,8 @@ from jdfl_lightning.federation.site import SiteWorker
 from jdfl_lightning.report.collect import read_runs
 from jdfl_lightning.server.rounds import ServerState
 from jdfl_lightning.storage.checkpoint import Checkpoints
+from jdfl_lightning.storage.details import Stop, read_stop
 from jdfl_lightning.storage.folder import read_run
-from jdfl_lightning.storage.stops import Stop, read_stop
 from jdfl_lightning.studies.suite import Combinations, plan, run_suite
 from jdfl_lightning.ui.display import Display
 

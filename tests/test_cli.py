@@ -21,9 +21,9 @@ from rich.table import Table
 
 from helpers import environment, finished, until
 from jdfl_lightning.cli import COMMANDS, main
+from jdfl_lightning.cli.program import starting
 from jdfl_lightning.report.run import accuracy_table
 from jdfl_lightning.ui.display import LiveDisplay, PlainDisplay, open_display
-from jdfl_lightning.ui.starting import starting
 from jdfl_lightning.ui.tables import fitted, show_tables, table_width
 from run_folders import config, write_run
 

@@ -72,11 +72,10 @@ def test_runs_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_state_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     finished("runs/done", rounds=1, supervision="base")
-    lock = lock_run(Path("runs/done"))
-    assert is_locked(Path("runs/done"))
-    assert [run["state"] for run in printed(capsys, "runs", "list", "--json")] == ["running"]
-    assert "another process" in refused(capsys, "runs", "rm", "runs/done", "--yes")
-    lock.close()
+    with lock_run(Path("runs/done")):
+        assert is_locked(Path("runs/done"))
+        assert [run["state"] for run in printed(capsys, "runs", "list", "--json")] == ["running"]
+        assert "another process" in refused(capsys, "runs", "rm", "runs/done", "--yes")
     assert [run["state"] for run in printed(capsys, "runs", "list", "--json")] == ["finished"]
     found = printed(capsys, "test", "--run", "runs/done", "--json")
     assert found["same_as_metrics"] is True

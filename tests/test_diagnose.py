@@ -22,8 +22,8 @@ from jdfl_lightning.models import select_parameters
 from jdfl_lightning.report import published
 from jdfl_lightning.report.diagnosis import diagnosis_tables, grid, grids
 from jdfl_lightning.server.run import discover
+from jdfl_lightning.storage.details import Finding, read_findings, write_findings
 from jdfl_lightning.storage.discoveries import read_discovery
-from jdfl_lightning.storage.findings import Finding, read_findings, write_findings
 from jdfl_lightning.studies.diagnose import Sweep, diagnose
 from jdfl_lightning.ui.display import Display
 

@@ -37,7 +37,7 @@ from jdfl_lightning.cli import main
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core import messages as crossing
 from jdfl_lightning.data.folder import KnownDomains
-from jdfl_lightning.federation.roster import read_roster
+from jdfl_lightning.federation.members import read_roster
 from jdfl_lightning.storage.folder import read_run
 from pages import PAGES, ROOT, Block, Command, commands, read
 

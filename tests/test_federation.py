@@ -33,8 +33,7 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.federation import members
 from jdfl_lightning.federation.flower import FlowerTransport, arguments, from_records, make_client_app, to_records
-from jdfl_lightning.federation.members import Federation, Transport
-from jdfl_lightning.federation.roster import Member, read_roster
+from jdfl_lightning.federation.members import Federation, Member, Transport, read_roster
 from jdfl_lightning.federation.runner import SitesRunner
 from jdfl_lightning.federation.server import SitesBackend
 from jdfl_lightning.federation.site import SiteWorker

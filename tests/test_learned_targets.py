@@ -21,7 +21,7 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import UNKNOWN
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.joint import GradedTargets, cosine_similarities, transfer_weights
-from jdfl_lightning.report.targets import draw_targets
+from jdfl_lightning.report.details import draw_targets
 from jdfl_lightning.storage.checkpoint import Checkpoints, read_learned
 from jdfl_lightning.supervision import ClientSums, EMTargets, Graded, RoundInfo, Supervision
 from jdfl_lightning.supervision.em import responsibilities

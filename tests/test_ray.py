@@ -1,4 +1,4 @@
-"""Ray: actors of a cluster, their ends, and states that travel where no disk is shared."""
+"""Ray: actors of a cluster, their ends, and states that travel with the tasks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ray.cluster_utils import Cluster
 from helpers import Lines, Mortal, Waiting, experiment, finished, same, until
 from jdfl_lightning import SCAFFOLD, FedAvg, LocalBackend, RayBackend, fit
 from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.config import Checkpointing
 from jdfl_lightning.core.errors import InputError, StorageError
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
@@ -38,19 +40,6 @@ def _ray() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture
-def _no_shared_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Actors find no file beside the clients' states."""
-    monkeypatch.setattr("jdfl_lightning.backends.ray._Cluster.start", start_elsewhere)
-
-
-def start_elsewhere(cluster: Any) -> tuple[Any, Any]:
-    actor = cluster._class.remote()
-    actor.enter.remote(sys.path)
-    *settings, folder, _, secret = cluster._settings
-    return actor, actor.prepare.remote(*settings, folder / "elsewhere", folder / "nothing here", secret)
-
-
 class Choosy(FedAvg):
     """FedAvg that fails at client 1."""
 
@@ -63,15 +52,24 @@ class Choosy(FedAvg):
 @pytest.mark.slow
 @pytest.mark.usefixtures("_ray")
 class TestOnOneCluster:
-    @pytest.mark.usefixtures("_no_shared_disk")
-    def test_states_are_carried_where_no_disk_is_shared(self) -> None:
+    def test_states_travel_with_the_tasks(self) -> None:
         fit(experiment(algorithm=SCAFFOLD(), rounds=3, run_dir="local"))
         fit(experiment(algorithm=SCAFFOLD(), rounds=2, run_dir="ray", backend=RayBackend()))
-        assert not Path("ray/clients/elsewhere").exists()
         assert len(list(Path("ray/clients").iterdir())) >= 4
         fit(experiment(algorithm=SCAFFOLD(), rounds=3, resume="ray", backend=RayBackend()))
         assert same("local", "ray")
         assert not list(Path("ray").glob(".*"))
+
+    def test_a_client_whose_state_is_damaged_starts_afresh_if_it_may(self) -> None:
+        fit(experiment(algorithm=SCAFFOLD(), rounds=2, run_dir="ray", client_fraction=1.0, supervision="base"))
+        for state in Path("ray/clients").iterdir():
+            state.write_bytes(b"damaged")
+        again = experiment(algorithm=SCAFFOLD(), rounds=3, resume="ray", client_fraction=1.0, supervision="base")
+        with pytest.raises(StorageError, match="reset_damaged_clients"):
+            fit(replace(again, backend=RayBackend()))
+        lines = Lines()
+        fit(replace(again, backend=RayBackend(), checkpoint=Checkpointing(reset_damaged_clients=True)), lines)
+        assert sum("started afresh" in line for line in lines.said) == again.data.num_clients
 
     def test_an_actor_killed_in_a_round(self) -> None:
         finished("local", supervision="base")
@@ -99,6 +97,7 @@ class TestOnOneCluster:
             assert isinstance(bad, FitFailure)
             assert "KeyError: 'no such luck'" in bad.reason
             assert list(runner.fit([])) == []
+        Path("run").mkdir()
         Path("run/clients").touch()
         scaffold = experiment(supervision="base", algorithm=SCAFFOLD())
         task = FitTask(0, 1, 0, weights, buffers, scaffold.algorithm.init_server(weights))

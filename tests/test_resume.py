@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
 from helpers import contents, digits, discovered, experiment, finished
-from jdfl_lightning import Experiment, PoolBackend, algorithms, fit
+from jdfl_lightning import Experiment, PoolBackend, algorithms, evaluate, fit
 from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.core.errors import InputError, Note, StorageError
@@ -34,7 +34,6 @@ from jdfl_lightning.core.files import write_whole
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record, read_header, save_record
 from jdfl_lightning.storage.folder import lock_run, read_run
 from jdfl_lightning.storage.trust import sign
-from jdfl_lightning.studies.inference import test_run as run_again
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import WandbRounds
 
@@ -611,15 +610,13 @@ def test_best_weights_are_those_of_a_row() -> None:
 
 def main_test(folder: Path) -> float:
     """Accuracy of the best weights, measured anew."""
-    return run_again(experiment(supervision="base"), folder, Display())[1]["best"].overall
+    return float(evaluate(folder).loc["best", "test/acc"])
 
 
 def test_a_run_has_one_writer() -> None:
     finished("run", rounds=1, supervision="base")
-    lock = lock_run(Path("run"))
-    with pytest.raises(InputError, match="another process is writing run"):
+    with lock_run(Path("run")), pytest.raises(InputError, match="another process is writing run"):
         fit(experiment(resume="run", rounds=2, supervision="base"))
-    lock.close()
     assert len(fit(experiment(resume="run", rounds=2, supervision="base")).rows) == 2
     with pytest.raises(InputError, match="--run_dir to be left out"):
         fit(experiment(resume="run", run_dir="other", rounds=3, supervision="base"))

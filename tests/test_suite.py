@@ -170,10 +170,8 @@ def test_files_of_others_stay() -> None:
 def test_one_suite_at_a_time() -> None:
     folder, runs = plan(parse, COMMON, Combinations(("FedAvg",), ("base",), (0,)))
     folder.mkdir()
-    lock = lock_run(folder)
-    with pytest.raises(InputError, match="another process"):
+    with lock_run(folder), pytest.raises(InputError, match="another process"):
         run_suite(folder, runs)
-    lock.close()
     assert run_suite(folder, runs)[0].failure == ""
 
 

@@ -29,8 +29,8 @@ from jdfl_lightning import (
 )
 from jdfl_lightning.cli import main
 from jdfl_lightning.config import as_dict, parse_experiment
-from jdfl_lightning.config.arguments import argument_names
 from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.parts import parameters
 from jdfl_lightning.data import cache
 from jdfl_lightning.data.base import option_defaults
 from jdfl_lightning.data.options import DataOptions
@@ -297,14 +297,14 @@ def test_every_data_module_has_every_option(kind: type[DomainDataModule], capsys
         assert f"--data.{name} " in shown
     assert "default: squash" in shown
     assert "or crop, its centre" in shown
-    assert set(option_defaults()) < set(argument_names(kind))
+    assert set(option_defaults()) < set(parameters(kind))
 
 
 def test_a_config_has_all_options_and_gives_them_back() -> None:
     nested = {"class_path": "RandomApply", "init_args": {"transforms": [FLIP]}}
     data = digits(augment=[*CHANGE, nested], normalize={"mean": (0, 0, 0), "std": (1, 1, 1)}, resize="crop")
     written = as_dict(experiment(data=data, backbone="PaperCNN"))
-    assert set(written["data"]["init_args"]) == set(argument_names(DigitsDomains))
+    assert set(written["data"]["init_args"]) == set(parameters(DigitsDomains))
     again = parse_experiment("fit", [], saved=written).data
     assert repr(again) == repr(data)
     line = ["--data.normalize", "imagenet", "--data.augment", "[RandAugment]", "--data.augment+", "RandomInvert"]

@@ -15,10 +15,9 @@ import pytest
 
 from helpers import finished
 from jdfl_lightning.cli import main
-from jdfl_lightning.report.live import live_state
 from jdfl_lightning.storage.folder import lock_run
 from jdfl_lightning.storage.metrics import append_metrics
-from jdfl_lightning.studies.watch import WatchServer
+from jdfl_lightning.studies.watch import WatchServer, live_state
 from run_folders import config, write_run
 
 CHROMIUM = shutil.which("chromium")
@@ -90,12 +89,12 @@ def test_the_state_follows_the_folder() -> None:
     assert (before["state"], before["round"], before["discovery"]["num_domains"]) == ("finished", 2, 3)
     assert len(before["discovery"]["projection"]) == 4
     assert [curve["name"] for curve in before["curves"]] == ["overall", "ink", "chalk", "photo", "outline"]
-    lock = lock_run(folder)  # a run goes on
-    append_metrics(folder, {"round": 3, "test/acc": float("nan"), "train/loss": 0.5, "time/fit": 1, "time/evaluate": 1})
-    after = live_state(folder)
+    row = {"round": 3, "test/acc": float("nan"), "train/loss": 0.5, "time/fit": 1, "time/evaluate": 1}
+    with lock_run(folder):  # a run goes on
+        append_metrics(folder, row)
+        after = live_state(folder)
     assert (after["state"], after["round"], after["loss"][-1]) == ("running", 3, (3, 0.5))
     assert after["curves"] == before["curves"]  # it was not evaluated
-    lock.close()
     # what cannot be read is said, and the server goes on
     (folder / "metrics.csv").write_text("round\n1,2\n")
     with served("run") as server:

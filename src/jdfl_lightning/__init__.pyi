@@ -83,6 +83,7 @@ from jdfl_lightning.regularizers import (
     Step as Step,
     Term as Term,
 )
+from jdfl_lightning.report.discovery import Discovery as Discovery
 from jdfl_lightning.report.statistics import (
     paired_difference as paired_difference,
     spread as spread,
@@ -98,8 +99,7 @@ from jdfl_lightning.studies.hub import from_pretrained as from_pretrained
 from jdfl_lightning.studies.inference import evaluate as evaluate, predict as predict
 from jdfl_lightning.studies.matrix import Suite as Suite, suite as suite
 from jdfl_lightning.studies.model import TrainedModel as TrainedModel
-from jdfl_lightning.studies.run import Discovery as Discovery, Run as Run
-from jdfl_lightning.studies.training import discover as discover, fit as fit
+from jdfl_lightning.studies.run import Run as Run, discover as discover, fit as fit
 from jdfl_lightning.studies.validation import (
     Estimate as Estimate,
     Validation as Validation,

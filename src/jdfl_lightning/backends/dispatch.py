@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from jdfl_lightning.backends.base import ATTEMPTS, Runner
 from jdfl_lightning.backends.worker import encode
@@ -23,27 +23,20 @@ class GoneError(Exception):
     """A worker has ended unexpectedly."""
 
 
+@dataclass(eq=False)
 class Job:
-    """A job for a worker.
+    """A job for a worker."""
 
-    Args:
-        kind: ``fit`` or ``evaluate``.
-        content: a `FitTask` without the parts shared by all tasks of the round; or the arguments of `evaluate`.
-        done: called with the result.
-        failed: called with the reason of a failure.
-        common: the parts shared by all fits of the round, sent to a worker once.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        content: Any,
-        done: Callable[[Any], None],
-        failed: Callable[[str], None],
-        common: bytes | None = None,
-    ) -> None:
-        self.kind, self.content, self.done, self.failed, self.common = kind, content, done, failed, common
-        self.attempts = 0
+    kind: Literal["fit", "evaluate"]
+    content: Any
+    """A `FitTask` without the parts shared by all tasks of the round; or the arguments of `evaluate`."""
+    done: Callable[[Any], None]
+    """Called with the result."""
+    failed: Callable[[str], None]
+    """Called with the reason of a failure."""
+    common: bytes | None = None
+    """The parts shared by all fits of the round, sent to a worker once."""
+    attempts: int = 0
 
 
 class Worker(ABC):
@@ -70,25 +63,20 @@ class Worker(ABC):
         """End the worker, even during a job; if it had ended already, return how, as in `` by signal 9``."""
 
 
+@dataclass(eq=False)
 class Dispatcher(Runner):
-    """Sends jobs to workers, the longest first, and puts results back in order.
+    """Sends jobs to workers, the longest first, and puts results back in order."""
 
-    Args:
-        start: starts the worker with a given index.
-        wait: waits until some of the workers have a message, or are gone, and returns them.
-        workers: number of workers.
-        sizes: number of images of each client, to estimate the time of its fit.
-    """
+    start: Callable[[int], Worker]
+    """Starts the worker with a given index."""
+    wait: Callable[[Sequence[Any]], Sequence[Worker]]
+    """Waits until some of the workers have a message, or are gone, and returns them."""
+    num_workers: int
+    sizes: Sequence[int]
+    """Number of images of each client, to estimate the time of its fit."""
 
-    def __init__(
-        self,
-        start: Callable[[int], Worker],
-        wait: Callable[[Sequence[Any]], Sequence[Worker]],
-        workers: int,
-        sizes: Sequence[int],
-    ) -> None:
-        self._start, self._wait, self._sizes = start, wait, sizes
-        self.workers = [start(place) for place in range(workers)]
+    def __post_init__(self) -> None:
+        self.workers = [self.start(place) for place in range(self.num_workers)]
         self._again: deque[Job] = deque()  # evaluations and retries: before any further client
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
@@ -125,7 +113,7 @@ class Dispatcher(Runner):
         """Return the indices of the tasks in the order to start them: at the end of a round, the longest fit first."""
         places = list(range(len(tasks)))
         end = max(0, len(places) - HELD * len(self.workers))
-        return places[:end] + sorted(places[end:], key=lambda place: -self._sizes[tasks[place].client])
+        return places[:end] + sorted(places[end:], key=lambda place: -self.sizes[tasks[place].client])
 
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
         """Evaluate the models in the next worker that is free, while others fit."""
@@ -163,7 +151,7 @@ class Dispatcher(Runner):
         """Replace a worker that died, and retry its job."""
         job, how = worker.job, worker.end()
         place = self.workers.index(worker)
-        self.workers[place] = self._start(place)
+        self.workers[place] = self.start(place)
         if job is not None:
             self._retry(job, f"its process was ended{how}.")
 
@@ -178,7 +166,7 @@ class Dispatcher(Runner):
     def _take(self) -> None:
         """Wait for workers and process their messages."""
         awaited = [worker for worker in self.workers if worker.job is not None or not worker.ready]
-        for worker in self._wait(awaited) if awaited else []:
+        for worker in self.wait(awaited) if awaited else []:
             try:
                 message = worker.take()
             except GoneError:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import secrets
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from jdfl_lightning.backends.base import RESET, Backend, Runner, describe, do_task, fit_with_state, state_of
+from jdfl_lightning.backends.base import RESET, Backend, Runner, describe, do_task, state_of
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, receive, without_images
 from jdfl_lightning.client.evaluation import evaluate
@@ -75,14 +74,9 @@ class RayBackend(Backend):
         with _joined(self.address) as ray:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             actors = self._count(nodes, experiment.clients_per_round)
-            with _marked(states.folder.absolute()) as marker:
-                cluster = _Cluster(ray, self, experiment, states, marker)
-                sizes = experiment.data.client_sizes
-                runner = Dispatcher(lambda place: _Actor(cluster), cluster.wait, actors, sizes)
-                try:
-                    yield runner
-                finally:
-                    runner.close()
+            cluster, sizes = _Cluster(ray, self, experiment, states), experiment.data.client_sizes
+            with closing(Dispatcher(lambda place: _Actor(cluster), cluster.wait, actors, sizes)) as runner:
+                yield runner
 
     def _count(self, nodes: Sequence[Mapping[str, float]], clients: int) -> int:
         """Return the number of actors; raise an `InputError` if no machine of the cluster has room for one."""
@@ -121,18 +115,6 @@ def _joined(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-@contextmanager
-def _marked(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Write a file beside the clients' states; an actor that can read it can read and write the states itself."""
-    marker, secret = folder.parent / f".{folder.name}.shared.tmp", secrets.token_hex()
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.write_text(secret)
-    try:
-        yield marker, secret
-    finally:
-        marker.unlink(missing_ok=True)
-
-
 class Clients:
     """An actor: builds its workspace once, then fits clients and evaluates models on request."""
 
@@ -140,33 +122,21 @@ class Clients:
         """Add the server's import path here, as far as its folders exist."""
         sys.path += [folder for folder in path if folder not in sys.path and Path(folder).exists()]
 
-    def prepare(
-        self, experiment: Experiment, images: np.ndarray, threads: int, folder: Path, marker: Path, secret: str
-    ) -> bool | str:
-        """Build the workspace; return whether this actor can read and write clients' states, or why it cannot work."""
-        try:
-            return self._prepare(experiment, images, threads, folder, marker, secret)
-        except Exception as error:
-            return describe(error)
-
-    def _prepare(
-        self, experiment: Experiment, images: np.ndarray, threads: int, folder: Path, marker: Path, secret: str
-    ) -> bool:
+    def prepare(self, experiment: Experiment, images: np.ndarray, threads: int) -> str:
+        """Build the workspace; return why this actor cannot work, or nothing."""
         torch.set_num_threads(threads)
         reuse_memory()
         warnings.simplefilter("ignore")
-        # shared by the actors of a machine, and read-only
-        self._workspace = receive(experiment, torch.from_numpy(images))
         self._common: tuple[Any, dict[str, Any]] | None = None
         try:
-            shared = marker.read_text() == secret
-        except OSError:
-            shared = False
-        self._states = ClientStates(folder) if shared else None
-        return shared
+            # shared by the actors of a machine, and read-only
+            self._workspace = receive(experiment, torch.from_numpy(images))
+        except Exception as error:
+            return describe(error)
+        return ""
 
     def do(self, kind: str, content: bytes, common: list[Any], state: bytes | None) -> np.ndarray:
-        """Do a job; return (done, failed or storage), the result, and the client's state if the server must save it.
+        """Do a job; return (done, failed or storage), the result, and the client's new state if it keeps one.
 
         The reply is an array of bytes, which the object store passes on without a copy.
         """
@@ -182,8 +152,6 @@ class Clients:
         if self._common is None or self._common[0] != common[0]:
             self._common = common[0], pickle.loads(_import_ray().get(common[0]))
         task: FitTask = replace(content, **self._common[1])
-        if self._states is not None:
-            return "done", fit_with_state(self._workspace, self._states, task), None
         known = state_of(self._workspace, task, None if state is None else pickle.loads(state))
         result, after = do_task(self._workspace, task, known)
         return "done", result, after if result.keeps_state else None
@@ -192,9 +160,7 @@ class Clients:
 class _Cluster:
     """Data shared by all actors, put into the object store once."""
 
-    def __init__(
-        self, ray: Any, options: RayBackend, experiment: Experiment, states: ClientStates, marker: tuple[Path, str]
-    ) -> None:
+    def __init__(self, ray: Any, options: RayBackend, experiment: Experiment, states: ClientStates) -> None:
         self.ray, self.states = ray, states
         self._class = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus)(Clients)
         try:
@@ -204,7 +170,7 @@ class _Cluster:
                 f"Expected settings that can be sent to Ray's actors but: {without_stop(error)}."
             ) from error
         images = ray.put(experiment.data.inputs.contiguous().numpy())
-        self._settings = sent, images, options.cpus, states.folder.absolute(), *marker
+        self._settings = sent, images, options.cpus
         self._common: tuple[bytes, Any] | None = None
         self._failed_starts = 0
         self._told = False
@@ -253,13 +219,12 @@ class _Actor(Worker):
         self._cluster = cluster
         self.ready = False
         self._actor, self.answer = cluster.start()
-        self._shares_disk = False
         self._note = ""
 
     def begin(self, job: Job) -> None:
-        """Send a job, with the client's state if the actor cannot read it."""
+        """Send a job, with the client's state."""
         state = None
-        if job.kind == "fit" and not self._shares_disk and job.content.since and job.content.round != DISCOVERY_ROUND:
+        if job.kind == "fit" and job.content.since and job.content.round != DISCOVERY_ROUND:
             known = self._cluster.states.recall(job.content.client, job.content.since)
             self._note = RESET if known is None else ""
             state = None if known is None else encode(known)
@@ -267,7 +232,7 @@ class _Actor(Worker):
         self.answer = self._actor.do.remote(job.kind, encode(job.content), common, state)
 
     def take(self) -> tuple[str, Any] | None:
-        """Receive a result; save the client's state if the actor cannot."""
+        """Receive a result, and save the client's state."""
         exceptions = self._cluster.ray.exceptions
         try:
             answer = self._cluster.ray.get(self.answer)
@@ -277,10 +242,10 @@ class _Actor(Worker):
             if not self.ready:
                 self._cluster.failed_to_start(error)
             raise GoneError from error
-        if isinstance(answer, str):
-            return "unusable", answer
         if not self.ready:
-            self.ready, self._shares_disk = True, answer
+            if answer:
+                return "unusable", answer
+            self.ready = True
             self._cluster.started()
             return None
         kind, content, state = pickle.loads(answer)

@@ -1,4 +1,4 @@
-"""The command line: one file for each command, a function whose arguments and docstring define the options.
+"""The command line: a command is a function whose arguments and docstring define the options.
 
 Libraries are imported by the command that needs them.
 """

@@ -1,4 +1,4 @@
-"""`main`: runs a command and returns its exit code."""
+"""`main`: runs a command and returns its exit code, with the user's own modules in reach; the command `completion`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
 
-from jdfl_lightning.cli.completion import completion
-from jdfl_lightning.cli.diagnose import diagnose
-from jdfl_lightning.cli.discover import discover
-from jdfl_lightning.cli.download import download
-from jdfl_lightning.cli.export import export
-from jdfl_lightning.cli.fit import fit
-from jdfl_lightning.cli.imports import add_own_modules
-from jdfl_lightning.cli.predict import predict
-from jdfl_lightning.cli.program import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, PROGRAM, TERMINATED
-from jdfl_lightning.cli.report import report
-from jdfl_lightning.cli.runs import compare, list_all, rm, show
-from jdfl_lightning.cli.suite import suite
-from jdfl_lightning.cli.test import evaluate
-from jdfl_lightning.cli.validate import validate
-from jdfl_lightning.cli.watch import watch
+from jdfl_lightning.cli.models import evaluate, export, predict
+from jdfl_lightning.cli.program import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, PROGRAM, TERMINATED, starting
+from jdfl_lightning.cli.runs import compare, list_all, report, rm, show, watch
+from jdfl_lightning.cli.training import diagnose, discover, download, fit, suite, validate
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean, plain
-from jdfl_lightning.ui.starting import starting
+from jdfl_lightning.storage.trust import own_settings
 
 _LONGEST = 2000
 """Limit on the characters of a message, which may quote a file."""
+
+
+def completion(shell: Literal["bash", "zsh"] = "bash") -> int:
+    """print a script for a shell that completes commands, options and values
+
+    Args:
+        shell: The shell. Save the script to a file that it reads when it starts.
+    """
+    from jdfl_lightning.config.completion import completion_script
+
+    print(completion_script(COMMANDS, shell), end="")
+    return 0
+
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "validate": validate,
@@ -70,6 +74,33 @@ def _help() -> str:
 
 def _show_note(message: Warning | str, *_: object, **__: object) -> None:
     print(f"note: {plain(str(message), _LONGEST)}", file=sys.stderr)
+
+
+def add_own_modules(args: Sequence[str]) -> None:
+    """Put the working folder and the folders of configs at the end of ``sys.path``, for classes that settings name.
+
+    Nothing is added if the command uses a run folder that this user did not make: a file beside it could have the name
+    of a module that some library tries to import. ``--trust true`` adds them nevertheless.
+
+    Args:
+        args: the arguments of a command.
+    """
+    from jdfl_lightning.config import given_values, joined
+
+    args = joined(args)
+    named = [*given_values(args, "run"), *given_values(args, "resume")]
+    runs = [Path(run) for run in named if run not in ("auto", "null")]
+    try:
+        folders = [run.parent.parent if run.is_file() else run for run in runs]  # a checkpoint names its run
+    except OSError:  # no name of a file, which the command reports
+        return
+    trust = "".join(given_values(args, "trust")[-1:]).lower() == "true"
+    if not trust and not all(map(own_settings, folders)):
+        return
+    configs = [Path(config).parent for config in given_values(args, "config") if Path(config).is_file()]
+    for folder in (*configs, Path.cwd()):
+        if str(folder.absolute()) not in sys.path:
+            sys.path.append(str(folder.absolute()))
 
 
 def _find_command(args: Sequence[str]) -> tuple[str, list[str]]:

@@ -14,6 +14,7 @@ from jdfl_lightning.config.files import (
 )
 from jdfl_lightning.config.groups import Checkpointing, Clustering
 from jdfl_lightning.config.parsing import load_experiment, make_parser, parse_command, parse_experiment
+from jdfl_lightning.config.reading import given_values, joined, split_options
 
 __all__ = [
     "Checkpointing",
@@ -22,6 +23,8 @@ __all__ = [
     "as_dict",
     "find_config",
     "free_settings",
+    "given_values",
+    "joined",
     "load_experiment",
     "make_parser",
     "parse_command",
@@ -29,5 +32,6 @@ __all__ = [
     "run_of",
     "save_config",
     "shipped_configs",
+    "split_options",
     "usable_settings",
 ]

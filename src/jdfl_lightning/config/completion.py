@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_type_hints
 
 import jdfl_lightning
-from jdfl_lightning.config.arguments import argument_names
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.files import shipped_configs
 from jdfl_lightning.config.words import possible_values
 from jdfl_lightning.core.errors import subclasses
+from jdfl_lightning.core.parts import parameters
+from jdfl_lightning.core.settings import declared_settings
 
 Options = dict[str, list[str]]
 """Options, each with the values that it takes; none where it takes any."""
@@ -104,26 +104,14 @@ def command_options(command: Callable[..., Any]) -> Options:
 def setting_options() -> Options:
     """Return the options that are a run's settings, with those of all classes of this package that they can name."""
     found: Options = {"--config": sorted(shipped_configs()), "--trust": ["true", "false"], "--print_config": []}
-    found |= _of_dataclass(Experiment, "--")
+    found |= {f"--{setting.name}": _choices(setting.hint) for setting in declared_settings(Experiment)}
     hints = get_type_hints(Experiment)
     for name in ("data", "algorithm", "supervision", "backend"):
         for kind in subclasses(hints[name]):
             if kind.__name__ in jdfl_lightning.__all__:
-                found |= {f"--{name}.{argument}": [] for argument in argument_names(kind)}
+                found |= {f"--{name}.{argument}": [] for argument in parameters(kind)}
     for name in _NAMED_CLASSES:
         found[f"--{name}"] = possible_values(name)
-    return found
-
-
-def _of_dataclass(kind: type, prefix: str) -> Options:
-    found: Options = {}
-    hints = get_type_hints(kind)
-    for entry in dataclasses.fields(kind):
-        hint = hints[entry.name]
-        if entry.metadata.get("group") is not None:
-            found |= _of_dataclass(entry.metadata["group"], f"{prefix}{entry.name}.")
-        else:
-            found[f"{prefix}{entry.name}"] = _choices(hint)
     return found
 
 

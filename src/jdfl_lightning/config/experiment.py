@@ -15,8 +15,7 @@ from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.callbacks import RunCallback
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
-from jdfl_lightning.config.arguments import PARTS
-from jdfl_lightning.config.groups import Checkpointing, Clustering
+from jdfl_lightning.config.groups import PARTS, Checkpointing, Clustering
 from jdfl_lightning.core.errors import require, require_choice, require_type, require_types
 from jdfl_lightning.core.messages import SUPERVISION
 from jdfl_lightning.core.parts import Part
@@ -156,39 +155,29 @@ class Experiment:
         require_types(self)
         if self.data.left_open and (look := preprocessing_of(self.backbone, self.backbone_args)) is not None:
             object.__setattr__(self, "data", self.data.prepared_for(look.size, normalize_of(look.mean, look.std)))
-        require(self.seed_everything >= 0, "--seed_everything", "0 or more", self.seed_everything)
         for name in ("rounds", "epochs", "batch_size", "lr", "head_lr", "evaluate_every"):
             value = getattr(self, name)
             require(value is None or 0 < value < math.inf, f"--{name}", "positive and finite", value)
         require(0 < self.client_fraction <= 1, "--client_fraction", "above 0 and at most 1", self.client_fraction)
-        require(0 <= self.momentum < 1, "--momentum", "at least 0 and below 1", self.momentum)
-        require(0 <= self.weight_decay < math.inf, "--weight_decay", "0 or more, and finite", self.weight_decay)
-        require(
-            self.max_update_norm is None or self.max_update_norm >= 1,
-            "--max_update_norm",
-            "1 or more",
-            self.max_update_norm,
-        )
-        require(
-            1 <= self.min_clients <= self.clients_per_round,
-            "--min_clients",
-            f"between 1 and the {self.clients_per_round} clients of a round",
-            self.min_clients,
-        )
-        require(self.finetune_epochs >= 0, "--finetune_epochs", "0 or more", self.finetune_epochs)
+        most, domains, norm = self.clients_per_round, self.num_domains, self.max_update_norm
+        limits = {
+            "seed_everything": (self.seed_everything >= 0, "0 or more"),
+            "momentum": (0 <= self.momentum < 1, "at least 0 and below 1"),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "0 or more, and finite"),
+            "max_update_norm": (norm is None or norm >= 1, "1 or more"),
+            "min_clients": (1 <= self.min_clients <= most, f"between 1 and the {most} clients of a round"),
+            "finetune_epochs": (self.finetune_epochs >= 0, "0 or more"),
+        }
+        for name, (holds, wanted) in limits.items():
+            require(holds, f"--{name}", wanted, getattr(self, name))
         self._check_parts()
         self._check_select()
         self.algorithm.check_settings(self)
         self.supervision.check_settings(self)
         for callback in self.callbacks:
             callback.check_settings(self)
-        clients = self.discovery_clients
-        require(
-            self.num_domains is None or 1 <= self.num_domains <= clients,
-            "--num_domains",
-            f"between 1 and the number of clients in Phase 1, {clients},",
-            self.num_domains,
-        )
+        wanted = f"between 1 and the number of clients in Phase 1, {self.discovery_clients},"
+        require(domains is None or 1 <= domains <= self.discovery_clients, "--num_domains", wanted, domains)
 
     def _check_parts(self) -> None:
         """Check that the classes named exist, are of the right kind and take the arguments given."""
@@ -196,12 +185,8 @@ class Experiment:
             part: Part | None = getattr(self, name)
             if part is not None:
                 part.check(f"--{name}", parent, supplied)
-                require(
-                    not issubclass(part.load(), ReduceLROnPlateau),
-                    f"--{name}",
-                    "a schedule without a metric to watch",
-                    part.name,
-                )
+                plain = not issubclass(part.load(), ReduceLROnPlateau)
+                require(plain, f"--{name}", "a schedule without a metric to watch", part.name)
         if self.optimizer is not None:
             for name in ("momentum", "weight_decay"):
                 fits = getattr(self, name) == 0 or self.optimizer.accepts(name)
@@ -292,13 +277,8 @@ class Experiment:
     @property
     def name(self) -> str:
         """A readable name: data set, algorithm, supervision and seed."""
-        parts = (
-            type(self.data).__name__,
-            type(self.algorithm).__name__,
-            self.supervision.name,
-            f"seed{self.seed_everything}",
-        )
-        return "-".join(parts).lower()
+        data, algorithm = type(self.data).__name__, type(self.algorithm).__name__
+        return f"{data}-{algorithm}-{self.supervision.name}-seed{self.seed_everything}".lower()
 
 
 def free_settings() -> tuple[str, ...]:

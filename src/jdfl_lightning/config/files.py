@@ -9,12 +9,11 @@ from typing import Any
 import yaml
 
 from jdfl_lightning.client.trainer import TrainerOptions
-from jdfl_lightning.config.arguments import argument_names
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.groups import Checkpointing, Clustering
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import read_settings, write_whole
-from jdfl_lightning.core.parts import Part
+from jdfl_lightning.core.parts import Part, parameters
 from jdfl_lightning.core.settings import declared_settings
 from jdfl_lightning.storage.trust import CONFIG, settings_to_use, sign
 
@@ -41,9 +40,9 @@ def as_dict(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     stored = {name.removeprefix("_"): item for name, item in vars(value).items()}  # properties may have side effects
-    kind: Any = type(value)
-    names = argument_names(kind)
-    init_args = {name: as_dict(stored[name]) for name in names if isinstance(stored.get(name, ...), _PLAIN)}
+    init_args = {
+        name: as_dict(stored[name]) for name in parameters(type(value)) if isinstance(stored.get(name, ...), _PLAIN)
+    }
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": init_args}
 
 

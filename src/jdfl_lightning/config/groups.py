@@ -1,15 +1,27 @@
-"""Settings that are groups of their own: Phase 1, and what is saved."""
+"""Settings that are groups of their own: Phase 1, what is saved, and classes with their arguments."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from jdfl_lightning.client.module import SUPPLIED, JointModule
 from jdfl_lightning.clustering.criteria import Criterion, Elbow
 from jdfl_lightning.clustering.sketch import BLOCKS
 from jdfl_lightning.core.errors import require, require_types
 from jdfl_lightning.core.settings import setting
 from jdfl_lightning.models import LAYER_SUBSETS
+
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model": (JointModule, SUPPLIED),
+    "optimizer": (Optimizer, ("params",)),
+    "lr_scheduler": (LRScheduler, ("optimizer",)),
+    "round_scheduler": (LRScheduler, ("optimizer",)),
+}
+"""Settings that name a class with its arguments, as in LightningCLI: the class's parent, and what the run supplies."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from jsonargparse.typing import register_type
 
-from jdfl_lightning.config.arguments import PARTS
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.files import as_dict, find_config, run_of, usable_settings
+from jdfl_lightning.config.groups import PARTS
 from jdfl_lightning.config.reading import (
     MOVED,
     given_values,
+    joined,
     named_in_full,
     read_config,
     split_options,
@@ -111,7 +112,7 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
     takes_settings = "settings" in signature
     own = {name for name in signature if name != "settings"}
     positional = [name for name, p in signature.items() if str(p.annotation) == "list[Path]"]
-    args = _with_values(args, {name for name, p in signature.items() if str(p.annotation) == "bool"})
+    args = joined(args, {name for name, p in signature.items() if str(p.annotation) == "bool"})
     parser = _parser(program, (command.__doc__ or "").partition("\n")[0])
     dotted = {name: name.replace("__", ".") for name in own if "__" in name}
     parser.add_function_arguments(command, skip={"settings", *positional, *dotted})
@@ -134,18 +135,6 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
     return {name: found[dotted.get(name, name)] for name in own} | ({"settings": settings} if takes_settings else {})
 
 
-def _with_values(args: Sequence[str], names: Collection[str]) -> list[str]:
-    """Give options that stand alone the value true.
-
-    >>> _with_values(["--json", "runs", "--yes", "false"], {"json", "yes"})
-    ['--json=true', 'runs', '--yes', 'false']
-    """
-    options = {f"--{name}" for name in names}
-    values = ("true", "false", "yes", "no")  # of YAML's, those that anybody writes
-    pairs = zip(args, [*args, ""][1:], strict=True)
-    return [f"{arg}=true" if arg in options and after.lower() not in values else arg for arg, after in pairs]
-
-
 def parse_experiment(
     program: str, args: Sequence[str], saved: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()
 ) -> Experiment:
@@ -159,6 +148,7 @@ def parse_experiment(
         saved: settings that the arguments override; if not given, those of the resumed run, or the defaults.
         leave_out: settings of config files that are not used, so that no class of theirs is imported.
     """
+    args = joined(args)
     resumed = [value for value in given_values(args, "resume") if value not in ("auto", "null")]
     if saved is None and resumed:
         trust = "".join(given_values(args, "trust")[-1:]).lower() == "true"
@@ -193,7 +183,7 @@ def _parse(
     texts = [f"--config={yaml.safe_dump(config, sort_keys=False)}" for config in configs]
     settings = parser.parse_args([*texts, *options])
     _use_moved(settings, moved)
-    parts = {name: _as_part(name, settings.pop(name, None)) for name in PARTS}
+    parts = {name: _as_part(settings.pop(name, None)) for name in PARTS}
     settings = parser.instantiate(settings)
     found: dict[str, Any] = {
         entry.name: settings[entry.name] for entry in dataclasses.fields(Experiment) if entry.name not in PARTS
@@ -217,7 +207,7 @@ def load_experiment(config: str | Path, *options: str) -> Experiment:
     return parse_experiment("load_experiment", [f"--config={config}", *options])
 
 
-def _as_part(name: str, value: Any) -> Part | None:
+def _as_part(value: Any) -> Part | None:
     """Return a class of the settings, as jsonargparse has parsed it, as a part."""
     if value is None:
         return None

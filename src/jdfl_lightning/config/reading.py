@@ -13,7 +13,7 @@ import yaml
 from jdfl_lightning.client.trainer import REFUSED
 from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.config.experiment import Experiment
-from jdfl_lightning.config.lines import place_of
+from jdfl_lightning.config.words import place_of
 from jdfl_lightning.core.errors import InputError, did_you_mean
 from jdfl_lightning.core.files import read_settings
 from jdfl_lightning.supervision import short_names
@@ -95,64 +95,64 @@ def _keys(settings: Mapping[Any, Any]) -> Iterator[tuple[Any, ...]]:
                 yield name, inner
 
 
-def split_options(args: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the options of these names with their values, and all other arguments.
+def joined(args: Sequence[str], flags: Collection[str] = ()) -> list[str]:
+    """Return arguments with every option and its value in one, as in ``--lr=0.1``.
 
-    >>> split_options(["--lr", "0.1", "--seeds", "0,1", "--num_domains=3"], {"seeds", "num_domains"})
-    (['--seeds', '0,1', '--num_domains=3'], ['--lr', '0.1'])
+    Args:
+        args: as they were given.
+        flags: names of options that are true if they stand alone.
+
+    >>> joined(["--lr", "0.1", "--json", "runs", "--yes", "false"], {"json", "yes"})
+    ['--lr=0.1', '--json=true', 'runs', '--yes=false']
     """
-    options = {f"--{name}" for name in names}
-    parts: tuple[list[str], list[str]] = ([], [])
-    value_follows = False
+    found: list[str] = []
     for arg in args:
-        mine = value_follows or arg.partition("=")[0] in options
-        parts[0 if mine else 1].append(arg)
-        value_follows = mine and not value_follows and "=" not in arg
-    return parts
+        before = found[-1] if found else ""
+        waits = before.startswith("--") and "=" not in before and not before.endswith(("help", "print_config"))
+        switch = before[2:] in flags and arg.lower() not in ("true", "false", "yes", "no")
+        if waits and not switch and not arg.startswith("--") and arg != "-h":
+            found[-1] = f"{before}={arg}"
+        else:
+            found.append(arg)
+    return [f"{arg}=true" if arg.startswith("--") and arg[2:] in flags else arg for arg in found]
+
+
+def split_options(args: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the options of these names, and all other arguments; they are `joined`.
+
+    >>> split_options(["--lr=0.1", "--seeds=0,1"], {"seeds", "num_domains"})
+    (['--seeds=0,1'], ['--lr=0.1'])
+    """
+    mine = [arg for arg in args if arg.startswith("--") and arg[2:].partition("=")[0] in names]
+    return mine, [arg for arg in args if arg not in mine]
 
 
 def given_values(args: Sequence[str], name: str) -> list[str]:
-    """Return the values that are given to an option; empty where one is missing at the end."""
-    pairs = zip(args, [*args, ""][1:], strict=True)
-    return [
-        arg.partition("=")[2] if "=" in arg else after for arg, after in pairs if arg.partition("=")[0] == f"--{name}"
-    ]
+    """Return the values that are given to an option, in arguments that are `joined`; empty where one is missing."""
+    return [arg.partition("=")[2] for arg in split_options(args, {name})[0]]
 
 
 def named_in_full(args: Sequence[str]) -> list[str]:
     """Return arguments with short names of classes replaced by their import paths."""
-    found: list[str] = []
-    before = ""
-    for arg in args:
-        option, equals, value = arg.partition("=")
-        if equals and option.startswith("--"):
-            found.append(f"{option}={full_name(option[2:], value)}")
-        else:
-            found.append(str(full_name(before[2:], arg)) if before.startswith("--") else arg)
-        before = arg
-    return found
+    parts = [arg.partition("=") for arg in args]
+    return [f"{option}{equals}{full_name(option[2:], value)}" for option, equals, value in parts]
 
 
 def with_lists(args: Sequence[str]) -> list[str]:
     """Return arguments in which what is given for a list is a list, and a Trainer's callback has its options.
 
-    >>> with_lists(["--callbacks", "EarlyStopping", "--callbacks.patience", "5"])
-    ['--callbacks=[EarlyStopping]', '--callbacks.patience', '5']
+    >>> with_lists(["--callbacks=EarlyStopping", "--callbacks.patience=5"])
+    ['--callbacks=[EarlyStopping]', '--callbacks.patience=5']
     >>> with_lists(["--trainer.callbacks+=Timer", "--trainer.callbacks.verbose=false"])
     ['--trainer.callbacks+=[{"class_path": "Timer", "init_args": {"verbose": false}}]']
     """
     found: list[str] = []
     callbacks: list[Any] = []  # plain values, which the parser cannot give options
     sign = "+="
-    rest = iter(args)
-    for arg in rest:
-        option, equals, value = arg.partition("=")
+    for arg in args:
+        option, _, value = arg.partition("=")
         of_trainer = option.rstrip("+") == _TRAINER_CALLBACKS or option.startswith(f"{_TRAINER_CALLBACKS}.")
-        if not of_trainer and option.removeprefix("--") not in (*LISTS, "figure_formats"):
-            found.append(arg)
-            continue
-        value = value if equals else next(rest, "")
-        if not value:
+        if not value or not (of_trainer or option.removeprefix("--") in (*LISTS, "figure_formats")):
             found.append(arg)
         elif not of_trainer:
             found.append(f"{option}={value if value[0] == '[' or value == 'null' else f'[{value}]'}")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import yaml
+
 import jdfl_lightning
 from jdfl_lightning.client.trainer import REFUSED
 from jdfl_lightning.clustering.criteria import Criterion
-from jdfl_lightning.config.arguments import PARTS
 from jdfl_lightning.config.experiment import Experiment
-from jdfl_lightning.config.lines import place_of
+from jdfl_lightning.config.groups import PARTS
 from jdfl_lightning.core.errors import InputError, did_you_mean, subclasses
 from jdfl_lightning.core.parts import load, parameters
 from jdfl_lightning.core.settings import declared_settings
@@ -188,3 +189,25 @@ def located(message: str, files: Sequence[Path], given: Sequence[str]) -> str:
 
 def _overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def place_of(file: Path, names: Sequence[Any]) -> str | None:
+    """Return the file and the line, counted from 1, of a nested key; None if it is not there, or more than once.
+
+    Lists and the level of ``init_args`` are looked through, so that ``callbacks.patience`` is a callback's option.
+    """
+    found = list(_lines(yaml.compose(file.read_text(), yaml.SafeLoader), [str(name) for name in names]))
+    return f"{file}, line {found[0]}" if len(found) == 1 else None
+
+
+def _lines(node: yaml.Node | None, names: Sequence[str]) -> Iterator[int]:
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _lines(item, names)
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if key.value == names[0] and len(names) == 1:
+            yield key.start_mark.line + 1
+        elif key.value == names[0]:
+            yield from _lines(value, names[1:])
+        elif key.value == "init_args":
+            yield from _lines(value, names)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -33,6 +36,8 @@ _MOST_NODES = 100_000
 """Values in a settings file, with aliases expanded."""
 _MOST_LEVELS = 50
 """Levels of nesting in a settings file."""
+_TRIES = 3
+"""Attempts to lock a folder: whoever only looks at its state holds the lock for an instant."""
 _ASIDE = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -74,16 +79,29 @@ def in_threads(work: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
         return list(pool.map(work, items))
 
 
+def write_csv(file: Path, rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), missing: str = "") -> None:
+    """Write a table.
+
+    Args:
+        file: the file.
+        rows: the cells by their columns.
+        columns: all columns; those of the rows if there are none.
+        missing: what stands for a cell that a row does not have.
+    """
+    out = io.StringIO()
+    names = columns or list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(out, names, restval=missing, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(file, out.getvalue().encode())
+
+
 def sync(folder: Path, names: Iterable[str]) -> None:
     """Make files of a folder durable in case of a power cut; those that are missing are left out."""
 
     def sync_one(name: str) -> None:
         with suppress(FileNotFoundError):
-            descriptor = os.open(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
 
     try:
         in_threads(sync_one, names)
@@ -95,11 +113,15 @@ def sync(folder: Path, names: Iterable[str]) -> None:
 def _sync_folder(folder: Path) -> None:
     """Make a rename durable in case of a power cut."""
     if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def is_aside(name: str) -> bool:
@@ -119,22 +141,33 @@ def remove_asides(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the block, if the system supports locks; others wait.
+def locked(folder: Path, wait: bool = True) -> Iterator[bool]:
+    """Keep other processes from locking a folder during the block, if the system supports locks.
+
+    The system releases the lock when this process ends.
 
     Args:
-        folder: the folder to lock; it must exist.
+        folder: the folder; it must exist.
+        wait: whether to wait for another process that has locked it; else the block gets False if one has.
     """
     if os.name != "posix":
-        yield
+        yield True
         return
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                time.sleep(0.02)
+                continue
+            except OSError:  # a file system without locks
+                pass
+            yield True
+            return
+        yield False
     finally:
         os.close(descriptor)
 

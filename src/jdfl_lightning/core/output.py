@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from typing import Any
 
 
 def as_json(value: object) -> str:
@@ -17,14 +14,5 @@ def as_json(value: object) -> str:
      0.5
     ]
     """
-    return json.dumps(_plain(value), indent=1, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    finite = json.loads(json.dumps(value, default=str, skipkeys=True), parse_constant=lambda number: None)
+    return json.dumps(finite, indent=1)

@@ -17,7 +17,7 @@ class Part:
     """A class or function by its import path, with arguments: an optimizer, a callback, a network.
 
     A run builds it anew wherever it is used: for each fit, in each process. So it is kept as plain values, which can be
-    written to a config and sent to a worker.
+    written to a config and sent to a worker; to read them there imports nothing.
 
     Args:
         target: the class or function, or its import path.
@@ -52,9 +52,6 @@ class Part:
 
     def __hash__(self) -> int:
         return hash(repr(self))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.class_path, self.init_args)
 
     @property
     def name(self) -> str:
@@ -110,14 +107,6 @@ class Part:
         ]
         if missing:
             raise InputError(f"Expected {flag}.{missing[0]}: {self.name} needs it.")
-
-
-def _restore(class_path: str, init_args: Mapping[str, Any]) -> Part:
-    """Return a part as it was pickled, without importing its class: a worker imports it when it is used."""
-    part = object.__new__(Part)
-    object.__setattr__(part, "class_path", class_path)
-    object.__setattr__(part, "init_args", dict(init_args))
-    return part
 
 
 def _plain(value: Any, name: str) -> Any:
@@ -178,7 +167,12 @@ def _takes_anything(target: Callable[..., Any]) -> bool:
 
 
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters that can be given by name; those of parent classes too, where they are passed on."""
+    """Return the parameters that can be given by name; those of parent classes too, where they are passed on.
+
+    >>> from jdfl_lightning import DigitsDomains
+    >>> list(parameters(DigitsDomains))[:4]
+    ['size', 'num_clients', 'test_fraction', 'augment']
+    """
     found: dict[str, inspect.Parameter] = {}
     for own in _signatures(target):
         for name, parameter in own.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 Role = Literal["result", "length", "place", "output"]
 """result: changes the numbers of a round. length: how many rounds are run, which are evaluated. place: where and how
@@ -47,6 +47,8 @@ class Declared:
     role: Role
     phase_1: bool
     in_paper: bool
+    hint: Any
+    """Its type."""
 
 
 def declared_settings(settings: type, prefix: str = "") -> Iterator[Declared]:
@@ -56,13 +58,14 @@ def declared_settings(settings: type, prefix: str = "") -> Iterator[Declared]:
         settings: the dataclass.
         prefix: prefix of the names.
     """
+    hints = get_type_hints(settings)
     for field in dataclasses.fields(settings):
         role, name = field.metadata, f"{prefix}{field.name}"
         if role["group"] is not None:
             yield from declared_settings(role["group"], f"{name}.")
         else:
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            yield Declared(name, default, role["role"], role["phase_1"], role["in_paper"])
+            yield Declared(name, default, role["role"], role["phase_1"], role["in_paper"], hints[field.name])
 
 
 def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

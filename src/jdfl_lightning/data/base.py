@@ -9,15 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from jdfl_lightning.core.errors import require_type
 from jdfl_lightning.data.checks import MissingClasses, check_arguments, check_loaded, seen_domains
 from jdfl_lightning.data.duplicates import digest_images, identical
-from jdfl_lightning.data.loader import BatchLoader
+from jdfl_lightning.data.loader import Loaders
 from jdfl_lightning.data.partition import Partition, partition
 from jdfl_lightning.data.summary import describe
 from jdfl_lightning.data.transforms import Augment, Augmentation, Normalize, Resize, checked_normalize
@@ -48,7 +48,7 @@ class Roster:
     """Checksum of all images and their partition."""
 
 
-class DomainDataModule(pl.LightningDataModule, ABC):
+class DomainDataModule(Loaders, ABC):
     """Images of several domains, partitioned among clients of one domain each.
 
     A subclass says where images come from (`load`) and what domains and classes there are. Every argument of
@@ -82,18 +82,8 @@ class DomainDataModule(pl.LightningDataModule, ABC):
     """The domains that no client has; their numbers in `domains` follow those of `domain_names`."""
     class_names: Sequence[str] = ()
     """The classes; a label is a place in this list."""
-    images: Tensor
-    """uint8 (N, H, W, 3)."""
-    labels: Tensor
-    """The class of every image."""
-    domains: Tensor
-    """The true domain of every image."""
-    features: Tensor | None = None
-    """Features of every image (N, F), which batches have in place of images; set on a run's own copy."""
     network: str = ""
     """Checksum of the frozen network that gives the features; empty if there is none."""
-    partition: Partition
-    """The images of each client, and the held-out ones."""
     default_size: ClassVar[int] = 112
     """Height and width if neither the user nor the backbone's weights say another."""
     roster: Roster | None = None
@@ -133,11 +123,12 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         self.drop_duplicates = drop_duplicates
         self.check()
         seen_domains(self)
-        self.batch_size = 32
         self.progress: Progress = no_progress
 
     def check(self) -> None:
         """Raise an `InputError` that names an argument that cannot be used; prepare what depends on them."""
+        for name, hint in _hints().items():
+            require_type(f"--data.{name}", getattr(self, name), hint)
         check_arguments(self)
         self._augmentation = Augmentation(self.augment, self.size) if self.augment else None
         self.augment = self._augmentation.specs if self._augmentation else None
@@ -155,13 +146,16 @@ class DomainDataModule(pl.LightningDataModule, ABC):
             found.normalize = normalize
         if "size" in self.left_open and size != self.size:
             found.size = size
-            stale = {"images", "labels", "domains", "partition", "_copies", "unseen_names"}
-            stale |= {"domain_names"} if type(self).domain_names else set()  # else `load` finds them
-            for name in stale & set(vars(found)):
-                delattr(found, name)
+            found._unload()
         found.left_open = frozenset()
         found.check()
         return found
+
+    def _unload(self) -> None:
+        """Forget what was loaded, and all that was derived from it."""
+        names = {"domain_names"} if type(self).domain_names else set()  # else `load` finds them
+        for name in {"images", "labels", "domains", "partition", "_copies", "pixels", "unseen_names", *names}:
+            vars(self).pop(name, None)
 
     def with_features(self, features: Tensor | None, network: str) -> DomainDataModule:
         """Return a copy whose batches have features in place of images.
@@ -173,11 +167,6 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         found = copy.copy(self)
         found.features, found.network = features, network
         return found
-
-    @property
-    def inputs(self) -> Tensor:
-        """What batches are made of: the images, or their features."""
-        return self.images if self.features is None else self.features
 
     def __repr__(self) -> str:
         """Show the arguments, and those of the options that are not at their defaults."""
@@ -215,8 +204,7 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         """Return the same data with another unseen domain; its images are still to be loaded."""
         other = copy.copy(self)
         other.unseen = unseen
-        for name in ("images", "labels", "domains", "partition", "_copies", "pixels"):
-            vars(other).pop(name, None)
+        other._unload()
         seen_domains(other)
         return other
 
@@ -286,55 +274,6 @@ class DomainDataModule(pl.LightningDataModule, ABC):
         """Checksum of all images."""
         return digest_images(self.images)
 
-    def client_loader(
-        self, client: int, domain: int, batch_size: int, generator: torch.Generator, augment: bool = True
-    ) -> BatchLoader:
-        """Return a client's shuffled training batches.
-
-        Args:
-            client: number of the client.
-            domain: its pseudo-domain, the domain in the batches.
-            batch_size: images in a batch.
-            generator: shuffles every pass.
-            augment: whether the images are augmented; Phase 1 looks at them as they are.
-        """
-        indices = self.partition.clients[client]
-        return self._loader(indices, domain, batch_size, generator, self._augmentation if augment else None)
-
-    def _loader(
-        self,
-        indices: Tensor,
-        domains: Tensor | int,
-        batch_size: int,
-        generator: torch.Generator | None = None,
-        augmentation: Augmentation | None = None,
-    ) -> BatchLoader:
-        return BatchLoader(
-            self.inputs, self.labels, domains, indices, batch_size, generator, self.normalize, augmentation
-        )
-
-    def train_dataloader(self) -> BatchLoader:
-        """Return the training images of all clients together, with their true domains (for use with no federation)."""
-        generator = torch.Generator().manual_seed(torch.initial_seed() % 2**63)
-        indices = torch.cat(self.partition.clients)
-        return self._loader(indices, self.domains, self.batch_size, generator, self._augmentation)
-
-    def test_dataloader(self) -> BatchLoader:
-        """Return the test images of all domains, with their true domains."""
-        return self._loader(torch.cat(self.partition.test), self.domains, 256)
-
-    def client_test_loaders(self, client: int) -> dict[str, BatchLoader]:
-        """Return the test images of a client's domain and, by ``own``, those that are its own if there are such."""
-        return {name: self._loader(held, self.domains, 256) for name, held in self.partition.test_of(client).items()}
-
-    def val_dataloader(self) -> BatchLoader:
-        """Return the validation images of all domains; the test images again if `val_fraction` is 0."""
-        return self._loader(torch.cat(self.partition.val or self.partition.test), self.domains, 256)
-
-    def unseen_dataloader(self) -> BatchLoader:
-        """Return the images of the unseen domains, whose numbers follow those of the domains that clients have."""
-        return self._loader(torch.cat([torch.empty(0).long(), *self.partition.unseen]), self.domains, 256)
-
     def describe(self) -> dict[str, Any]:
         """Return the numbers of images by domain, class and client, with the settings that decide them."""
         if self.roster is None:
@@ -347,3 +286,11 @@ def option_defaults() -> dict[str, Any]:
     """Return the options that all data modules share, with the values that leave them unused."""
     options = inspect.signature(DomainDataModule.__init__).parameters.values()
     return {o.name: o.default for o in options if o.kind is o.KEYWORD_ONLY} | {"normalize": "unit"}
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    """Return the types of the arguments that all data modules share; a normalisation has a check of its own."""
+    hints = get_type_hints(DomainDataModule.__init__)
+    kept = {name: hint for name, hint in hints.items() if name not in ("normalize", "return")}
+    return kept | {"size": int, "augment": list | None}

@@ -14,8 +14,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.federation.members import Federation
-from jdfl_lightning.federation.roster import capped_held
+from jdfl_lightning.federation.members import Federation, capped_held
 from jdfl_lightning.federation.wire import (
     Answer,
     Payload,

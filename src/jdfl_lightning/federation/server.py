@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,8 +17,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, StorageError, require
 from jdfl_lightning.core.files import checked, read_json, write_whole
 from jdfl_lightning.data.base import Roster
-from jdfl_lightning.federation.members import Federation, Transport
-from jdfl_lightning.federation.roster import capped, read_roster
+from jdfl_lightning.federation.members import Federation, Transport, capped, read_roster
 from jdfl_lightning.federation.runner import SitesRunner
 from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.run import fit
@@ -28,13 +27,8 @@ from jdfl_lightning.ui.display import Display
 
 _RUN = "federation.json"
 """File of a run folder with the id under which sites know the run."""
-
-
-@dataclass(frozen=True)
-class _Name:
-    """The content of that file."""
-
-    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+_RunId = dict[Literal["run"], Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]]
+"""Its content."""
 
 
 @dataclass
@@ -68,8 +62,8 @@ class SitesBackend(Backend):
         if not file.exists():
             write_whole(file, json.dumps({"run": secrets.token_hex(16)}).encode())
         try:
-            run = checked(_Name, read_json(file)).run
-        except (OSError, ValueError) as error:
+            run = checked(_RunId, read_json(file))["run"]
+        except (OSError, ValueError, KeyError) as error:
             raise StorageError(f"Expected the name of the run but {file} cannot be read: {error!r}.") from error
         yield SitesRunner(experiment, self.federation, run, self.max_weight)
 

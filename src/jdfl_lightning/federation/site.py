@@ -46,10 +46,9 @@ SERVER_ONLY = ("run_dir", "resume", "logger", "discovery", "backend", "callbacks
 
 def _number(options: Mapping[str, Option], name: str, default: int | None = None) -> int:
     value = options.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise PublicError(f"Expected the site's {name} to be a number from 0 but got none.")
-    if value < 0:
-        raise PublicError(f"Expected the site's {name} to be a number from 0 but got {value}.")
+    if type(value) is not int or value < 0:
+        got = value if type(value) is int else "none"
+        raise PublicError(f"Expected the site's {name} to be a number from 0 but got {got}.")
     return value
 
 

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Annotated, Any, get_type_hints
+
+from annotated_types import Interval, Len
+from pydantic import AfterValidator
 
 from jdfl_lightning.client.evaluation import Counts
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import InputError, plain
+from jdfl_lightning.core.files import checked
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.server.resume import fixed_settings
 
 Entries = Mapping[str, Any]
-"""Names -> numbers, strings, or lists of one of these; no bool or None, which not every transport supports."""
+"""Names -> numbers, bools, strings, or lists of one of these; no None, which not every transport supports."""
+_LARGEST = 2.0**128
+"""Limit on a metric, just above single precision, so that means are finite too."""
+_METRICS = 16
+"""Limit on a client's metrics, and on the groups of its upload."""
+
+
+def _printable(name: str) -> str:
+    if plain(name, 200) != name:
+        raise ValueError("no name of at most 200 printable characters")
+    return name
+
+
+_Whole = Annotated[int, Interval(ge=0, lt=2**31)]
+"""A number of images, or of something that is not more."""
+_Numbers = Annotated[list[_Whole], Len(0, 100_000)]
+"""Numbers of a site's clients or domains."""
+_Name = Annotated[str, AfterValidator(_printable)]
+_Names = Annotated[list[_Name], Len(0, 100_000)]
+_Groups = Annotated[list[_Name], Len(0, _METRICS)]
+_Seconds = Annotated[float, Interval(ge=0, lt=2**31)]
+
+
+def _read(kind: Any, note: Entries, name: str) -> Any:
+    """Return an entry of a note; raise a ValueError if it is not of a kind."""
+    return checked(kind, note[name])
 
 
 @dataclass(frozen=True)
@@ -29,21 +58,21 @@ class Payload:
 class SiteInfo:
     """A site's description of itself; it holds no image, no label of an image, no true domain."""
 
-    site: int
+    site: _Whole
     """Its number, from 0."""
     own: bool
     """Whether it has its own images; else all sites have the same data set and share its clients."""
-    clients: list[int]
+    clients: _Numbers
     """Ids of its clients; numbers from 0 if it has its own images."""
-    sizes: list[int]
+    sizes: _Numbers
     """The number of training images of each client."""
-    classes: list[str]
-    domains: list[str]
+    classes: _Names
+    domains: _Names
     """Names of the domains that it reports accuracies for."""
-    held: list[int]
+    held: _Numbers
     """The number of held-out images of each domain."""
-    fingerprint: str
-    version: str
+    fingerprint: _Name
+    version: _Name
     """Versions of jdfl-lightning and torch."""
 
 
@@ -94,41 +123,20 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     return found | ({"backbone_args.weights": experiment.data.network} if experiment.data.network else {})
 
 
-_IMAGES = 2**31
-"""Limit on a number of images."""
-_ENTRIES = 100_000
-"""Limit on a site's clients, classes and domains."""
-_NAME = 200
-"""Limit on the characters in the name of a class or domain."""
-_LARGEST = 2.0**128
-"""Limit on a metric, just above single precision, so that means are finite too."""
-_METRICS = 16
-"""Limit on a client's metrics, and on the groups of its upload."""
 _SHARED = ("weights", "buffers", "server", "learned")
-_FLAGS = ("every_epoch", "personal")
-_NUMBERS = [entry.name for entry in fields(FitTask) if entry.name not in _SHARED]
+_TaskNote: Any = make_dataclass("_TaskNote", [n for n in get_type_hints(FitTask).items() if n[0] not in _SHARED])
+"""What a task says besides its tensors."""
 
 
 def write_info(info: SiteInfo) -> Payload:
     """Write a site's info to a payload."""
-    return Payload(notes={"info": vars(info) | {"own": int(info.own)}})
+    return Payload(notes={"info": vars(info)})
 
 
 def read_info(payload: Payload) -> SiteInfo:
     """Read a site's info from a payload; raise an `InputError` if it is missing or invalid."""
     try:
-        note = payload.notes["info"]
-        info = SiteInfo(
-            site=_whole(note["site"]),
-            own=bool(_whole(note["own"])),
-            clients=[_whole(client) for client in _listed(note["clients"])],
-            sizes=[_whole(size) for size in _listed(note["sizes"])],
-            classes=[_name(name) for name in _listed(note["classes"])],
-            domains=[_name(name) for name in _listed(note["domains"])],
-            held=[_whole(count) for count in _listed(note["held"])],
-            fingerprint=_name(note["fingerprint"]),
-            version=_name(note["version"]),
-        )
+        info = checked(SiteInfo, payload.notes["info"])
     except Exception as error:  # whatever a site sends
         raise InputError(f"Expected a site to say who it is but it cannot be read: {plain(repr(error))}.") from error
     count = len(info.clients)
@@ -144,24 +152,6 @@ def read_info(payload: Payload) -> SiteInfo:
     return info
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _IMAGES:
-        raise ValueError(f"no number from 0 to {_IMAGES - 1}")
-    return value
-
-
-def _listed(value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > _ENTRIES:
-        raise ValueError(f"no list of at most {_ENTRIES} entries")
-    return value
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or plain(value, _NAME) != value:
-        raise ValueError(f"no name of at most {_NAME} printable characters")
-    return value
-
-
 def write_header(header: RequestHeader, payload: Payload) -> Payload:
     """Add the header of a request to a payload."""
     return Payload(payload.tensors, {**payload.notes, "header": vars(header)})
@@ -169,10 +159,7 @@ def write_header(header: RequestHeader, payload: Payload) -> Payload:
 
 def read_request_header(payload: Payload) -> RequestHeader:
     """Read the header of a request from a payload."""
-    note = payload.notes["header"]
-    return RequestHeader(
-        str(note["run"]), int(note["site"]), int(note["first"]), str(note["fingerprint"]), str(note["settings"])
-    )
+    return checked(RequestHeader, payload.notes["header"])
 
 
 def write_request(request: Request) -> Payload:
@@ -187,8 +174,7 @@ def write_request(request: Request) -> Payload:
         tensors |= {f"server.{group}": named for group, named in first.server.items()}
         tensors |= {f"learned.{name}": named for name, named in first.learned.items()}
         for task in request.tasks:
-            values = {name: getattr(task, name) for name in _NUMBERS}
-            notes[f"task.{task.client}"] = values | {name: int(values[name]) for name in _FLAGS}
+            notes[f"task.{task.client}"] = {note.name: getattr(task, note.name) for note in fields(_TaskNote)}
     for name, weights in request.models.items():
         if weights is not shared:
             tensors[f"model.{name}"] = weights
@@ -208,12 +194,8 @@ def read_request(payload: Payload) -> Request:
         for prefix in ("server.", "learned.")
     )
     weights, buffers = tensors.get("weights", {}), tensors.get("buffers", {})
-    tasks = []
-    for name, note in payload.notes.items():
-        if name.startswith("task."):
-            values: dict[str, Any] = {key: (float if key == "weight" else int)(note[key]) for key in _NUMBERS}
-            values |= {name: bool(values[name]) for name in _FLAGS}
-            tasks.append(FitTask(**values, weights=weights, buffers=buffers, server=server, learned=learned))
+    asked = [vars(checked(_TaskNote, note)) for name, note in payload.notes.items() if name.startswith("task.")]
+    tasks = [FitTask(**note, weights=weights, buffers=buffers, server=server, learned=learned) for note in asked]
     names = payload.notes.get("models", {}).get("names", [])
     models = {name: tensors.get(f"model.{name}", weights) for name in names}
     return Request(tasks, models, tensors.get("model_buffers", buffers) if models else {})
@@ -235,7 +217,7 @@ def write_answer(answer: Answer) -> Payload:
             "num_examples": result.num_examples,
             "num_steps": result.num_steps,
             "weight": result.weight,
-            "keeps_state": int(result.keeps_state),
+            "keeps_state": result.keeps_state,
             "upload": list(result.upload),
             "learned": list(result.learned),
         }
@@ -266,14 +248,11 @@ def read_answer(
         counts = {}
         for name in models:
             if (note := payload.notes.get(f"counts.{name}")) is not None:
-                domains, right, seen = (_listed(note[what]) for what in ("domains", "right", "seen"))
-                pairs = [(_whole(one), _whole(all_)) for one, all_ in zip(right, seen, strict=True)]
-                if any(one > all_ for one, all_ in pairs):
+                pairs = list(zip(_read(_Numbers, note, "right"), _read(_Numbers, note, "seen"), strict=True))
+                if any(right > seen for right, seen in pairs):
                     raise ValueError("more images right than there are")
-                counts[name] = dict(zip(map(_name, domains), pairs, strict=True))
-        seconds = float(payload.notes["evaluated"]["seconds"])
-        if not 0 <= seconds < _IMAGES:
-            raise ValueError("no time that evaluating could take")
+                counts[name] = dict(zip(_read(_Names, note, "domains"), pairs, strict=True))
+        seconds = _read(_Seconds, payload.notes["evaluated"], "seconds")
         return Answer(results, counts, seconds)
     except Exception as error:  # whatever a site sends
         raise InputError(f"Expected a site's answer but it cannot be read: {plain(repr(error))}.") from error
@@ -284,18 +263,17 @@ def _read_result(payload: Payload, client: int, known: Collection[str]) -> FitRe
     if f"failure.{client}" in payload.notes:
         return FitFailure(client, plain(str(payload.notes[f"failure.{client}"]["reason"])))
     note, metrics = payload.notes[prefix], payload.notes.get(f"{prefix}.metrics", {})
-    groups, learned = _listed(note["upload"]), _listed(note["learned"])
-    if max(len(groups), len(learned), len(metrics)) > _METRICS:
-        raise ValueError(f"more than {_METRICS} metrics or groups of an upload")
+    if len(metrics) > _METRICS:
+        raise ValueError(f"more than {_METRICS} metrics")
     return FitResult(
         client=client,
-        num_examples=_whole(note["num_examples"]),
-        num_steps=_whole(note["num_steps"]),
-        weight=float(note["weight"]),
+        num_examples=_read(_Whole, note, "num_examples"),
+        num_steps=_read(_Whole, note, "num_steps"),
+        weight=_read(float, note, "weight"),
         weights=payload.tensors.get(f"{prefix}.weights", {}),
         buffers=payload.tensors.get(f"{prefix}.buffers", {}),
-        upload={group: payload.tensors.get(f"{prefix}.upload.{group}", {}) for group in map(_name, groups)},
-        learned={name: payload.tensors.get(f"{prefix}.learned.{name}", {}) for name in map(_name, learned)},
+        upload={group: payload.tensors.get(f"{prefix}.upload.{group}", {}) for group in _read(_Groups, note, "upload")},
+        learned={name: payload.tensors.get(f"{prefix}.learned.{name}", {}) for name in _read(_Groups, note, "learned")},
         metrics={name: float(metrics[name]) for name in metrics if name in known and abs(metrics[name]) < _LARGEST},
-        keeps_state=bool(_whole(note["keeps_state"])),
+        keeps_state=_read(bool, note, "keeps_state"),
     )

@@ -14,8 +14,8 @@ from rich.table import Table
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.report import published
-from jdfl_lightning.report.run import Drawing, new_figure, right
-from jdfl_lightning.storage.findings import Finding, read_findings
+from jdfl_lightning.report.run import Drawing, heat_map, new_figure, right
+from jdfl_lightning.storage.details import Finding, read_findings
 from jdfl_lightning.storage.trust import saved_settings
 
 Grid = dict[tuple[int, int, str], float]
@@ -105,12 +105,8 @@ def _draw_grid(
     axes: Axes, values: Grid, rows: Sequence[int], columns: Sequence[tuple[int, str]], title: str
 ) -> AxesImage:
     cells = [[values.get((epochs, *column), float("nan")) for column in columns] for epochs in rows]
-    image = axes.imshow(cells, vmin=0, vmax=1, cmap="cividis", aspect="auto")
-    for row, line in enumerate(cells):
-        for column, value in enumerate(line):
-            if not math.isnan(value):
-                colour = "white" if value < 0.5 else "black"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
+    texts = [["" if math.isnan(value) else f"{value:.2f}" for value in line] for line in cells]
+    image = heat_map(axes, cells, texts, lambda value: value < 0.5, vmin=0, vmax=1, cmap="cividis", aspect="auto")
     axes.set_xticks(range(len(columns)), [f"b{batch_size}-{layers}" for batch_size, layers in columns], fontsize=8)
     axes.set_yticks(range(len(rows)), [str(epochs) for epochs in rows])
     axes.set_ylabel("$E_0$")

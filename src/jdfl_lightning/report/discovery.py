@@ -1,19 +1,25 @@
-"""Tables and figure of Phase 1: the choice of M, the pseudo-domains' clients and similarities."""
+"""The result of Phase 1, its tables and its figure: the choice of M, the pseudo-domains' clients and similarities."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from matplotlib.axes import Axes
 from rich.markup import escape
 from rich.table import Table
+from torch import Tensor
 
 from jdfl_lightning.clustering.criteria import other_elbows
 from jdfl_lightning.joint.targets import default_alpha, graded_table
-from jdfl_lightning.report.run import PALETTE, Drawing, new_figure, plain, right
+from jdfl_lightning.report.run import PALETTE, Drawing, heat_map, new_figure, plain, right
+from jdfl_lightning.storage.discoveries import read_discovery
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHAPES = "os^DvP*X<>"
 _INERTIA, _SILHOUETTE = PALETTE[:2]
@@ -23,6 +29,85 @@ _MOST_CELLS = 12
 """Number of pseudo-domains up to which the similarities are written into their cells."""
 _PLOT = (300.0, 270.0)
 """Width and height of the clients' panel, roughly, in points."""
+
+
+class Discovery(dict[str, Any]):
+    """The result of Phase 1: the content of ``discovery.json``, with tables and a figure.
+
+    Args:
+        record: the content; `GroupDomains.record` gives it without a federation.
+        folder: the folder it was read from; `Experiment.discovery` takes it.
+    """
+
+    def __init__(self, record: Mapping[str, Any], folder: Path | None = None) -> None:
+        super().__init__(record)
+        self.folder = folder
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Discovery:
+        """Read the discovery of a run, or of `discover`.
+
+        Args:
+            folder: the folder, which has a ``discovery.json``.
+        """
+        return cls(read_discovery(Path(folder)), Path(folder))
+
+    def __repr__(self) -> str:
+        """Show the result in one line."""
+        ari = f", ARI {self.ari:.2f}" if self.ari is not None else ""
+        return f"Discovery({self.folder}, M = {self.num_domains}{ari})"
+
+    def _repr_html_(self) -> str:
+        """Show the figure in a notebook."""
+        return self.plot().as_html("Phase 1")
+
+    @property
+    def num_domains(self) -> int:
+        """M, the number of pseudo-domains."""
+        return int(self["num_domains"])
+
+    @property
+    def ari(self) -> float | None:
+        """Agreement with the true domains: 1 for the same groups, about 0 by chance; None if they are not known."""
+        return self.get("ari")
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """The pseudo-domain of each client and, where it is known, its true domain."""
+        import pandas as pd
+
+        found = {client: {"pseudo_domain": domain} for client, domain in self["assignments"].items()}
+        for client, true_domain in self.get("true_domains", {}).items():
+            found[client]["true_domain"] = true_domain
+        for client, joined in self.get("joined", {}).items():
+            found[client] = {"pseudo_domain" if name == "domain" else name: value for name, value in joined.items()}
+        numbers = [int(client) if str(client).isdecimal() else client for client in found]  # groups of data have names
+        return pd.DataFrame(list(found.values()), index=pd.Index(numbers, name="client"))
+
+    @property
+    def choice(self) -> pd.DataFrame:
+        """Inertia and silhouette for each number M that was tried."""
+        import pandas as pd
+
+        table = pd.DataFrame({"inertia": self["inertias"], "silhouette": self["silhouettes"]})
+        table.index = table.index.astype(int)
+        return table.sort_index().rename_axis("num_domains")
+
+    def graded_weights(self, alpha: float | None = None, tau: float = 0.1) -> pd.DataFrame:
+        """Return the weights that graded targets give to each pseudo-domain, a row for a client's own one.
+
+        Args:
+            alpha: mass on the own pseudo-domain; the paper's if not given.
+            tau: temperature over the similarities.
+        """
+        import pandas as pd
+
+        weights = _graded_weights(self, alpha, tau)[1]
+        return pd.DataFrame(weights.numpy()).rename_axis("own", axis=0).rename_axis("pseudo_domain", axis=1)
+
+    def plot(self) -> Drawing:
+        """Draw how M was chosen, how similar the pseudo-domains are, and where the clients lie."""
+        return draw_discovery(self)
 
 
 def _numbers(record: Mapping[str, Any], name: str) -> dict[int, float]:
@@ -76,13 +161,18 @@ def domains_table(record: Mapping[str, Any]) -> Table:
 
 def graded_weights_table(record: Mapping[str, Any], alpha: float | None, tau: float) -> Table:
     """Return the weights that graded targets give to each pseudo-domain."""
-    similarities = torch.tensor(record["similarities"], dtype=torch.float64)
-    alpha = default_alpha(len(similarities)) if alpha is None else alpha
-    columns = right("client of", *map(str, range(len(similarities))))
+    alpha, weights = _graded_weights(record, alpha, tau)
+    columns = right("client of", *map(str, range(len(weights))))
     table = Table(*columns, title=f"graded weights, alpha {alpha:g}, tau {tau:g}", title_justify="left")
-    for domain, row in enumerate(graded_table(similarities, alpha, tau).tolist()):
+    for domain, row in enumerate(weights.tolist()):
         table.add_row(str(domain), *(f"{weight:.3f}" for weight in row))
     return table
+
+
+def _graded_weights(record: Mapping[str, Any], alpha: float | None, tau: float) -> tuple[float, Tensor]:
+    similarities = torch.tensor(record["similarities"], dtype=torch.float64)
+    alpha = default_alpha(len(similarities)) if alpha is None else alpha
+    return alpha, graded_table(similarities, alpha, tau)
 
 
 def draw_discovery(record: Mapping[str, Any]) -> Drawing:
@@ -91,11 +181,8 @@ def draw_discovery(record: Mapping[str, Any]) -> Drawing:
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.1, 1, 1.2])
     _draw_choice(left, record)
     similarities = record["similarities"]
-    image = middle.imshow(similarities, vmin=-1, vmax=1, cmap="RdBu_r")
-    for row, values in enumerate(similarities if len(similarities) <= _MOST_CELLS else []):
-        for column, value in enumerate(values):
-            colour = "white" if abs(value) > 0.6 else "black"
-            middle.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
+    texts = [[f"{value:.2f}" for value in row] for row in similarities] if len(similarities) <= _MOST_CELLS else []
+    image = heat_map(middle, similarities, texts, lambda value: abs(value) > 0.6, vmin=-1, vmax=1, cmap="RdBu_r")
     ticks = range(0, record["num_domains"], -(-record["num_domains"] // _MOST_CELLS))
     middle.set(xticks=ticks, yticks=ticks, xlabel="pseudo-domain", ylabel="pseudo-domain")
     middle.set_title("cosine similarity of centroids", loc="left", fontsize=10)

@@ -40,15 +40,13 @@ class LeaveOneOut:
 
     title: str
     about: str
+    picked: str
+    """Which round the accuracies are of, in words."""
     domains: list[str]
     rows: list[LeftOutRow]
 
-    def table(self, picked: str) -> Table:
-        """Return the table: accuracy on each domain that was left out, their mean, and the worst.
-
-        Args:
-            picked: which round the accuracies are of, in words.
-        """
+    def table(self) -> Table:
+        """Return the table: accuracy on each domain that was left out, their mean, and the worst."""
         lines = [row.line for row in self.rows]
         columns = method_columns((line.algorithm, line.supervision, line.settings) for line in lines)
         columns.append(Column("seeds", [str(row.mean.count) for row in self.rows]))
@@ -57,7 +55,9 @@ class LeaveOneOut:
         whole = [row if len(row.domains) == len(self.domains) else None for row in self.rows]
         columns.append(Column("mean", [accuracy_cell(row and row.mean) for row in whole]))
         columns.append(Column("worst", [NONE if row is None else percent(row.worst) for row in whole]))
-        caption = f"Accuracy (%) on a domain that no client has, {picked}: a column for each domain that was left out"
+        caption = (
+            f"Accuracy (%) on a domain that no client has, {self.picked}: a column for each domain that was left out"
+        )
         return Table(f"{caption}, mean and standard deviation over seeds; their mean; the lowest.", columns)
 
     def results(self) -> list[dict[str, Any]]:
@@ -69,15 +69,15 @@ class LeaveOneOut:
                 continue
             names = ("algorithm", "supervision", "num_domains", "settings", "seeds")
             line = empty | {name: getattr(row.line, name) for name in names}
-            line |= {"experiment": self.about, "table": "leave_one_out"}
+            line |= {"experiment": self.about, "protocol": "unseen each", "table": "leave_one_out"}
             count = float(row.mean.count)
             found.append(line | {"quantity": "unseen_mean", "mean": row.mean.mean, "std": row.mean.std, "count": count})
             found.append(line | {"quantity": "unseen_worst", "mean": row.worst, "count": count})
         return found
 
 
-def leave_one_out(sections: Sequence[Section]) -> Iterator[tuple[LeaveOneOut, Section]]:
-    """Yield the groups of experiments that leave out a domain each, where there are several; and one of each group."""
+def leave_one_out(sections: Sequence[Section]) -> Iterator[LeaveOneOut]:
+    """Yield the groups of experiments that leave out a domain each, where there are several."""
     groups: dict[Settings, dict[str, Section]] = {}
     for section in sections:
         if len(section.unseen) == 1:
@@ -94,7 +94,7 @@ def leave_one_out(sections: Sequence[Section]) -> Iterator[tuple[LeaveOneOut, Se
             words = [f"{name.removeprefix('data.')} {value}" for name, value in rest if name != "data"]
             about = ", ".join([str(dict(rest)["data"]), *words, "unseen each"])
             title = str(dict(rest)["data"]).rpartition(".")[2]
-            yield LeaveOneOut(title, about, domains, rows), by_domain[domains[0]]
+            yield LeaveOneOut(title, about, by_domain[domains[0]].protocol.picked, domains, rows)
 
 
 def _row(line: Line, by_domain: dict[str, Section]) -> LeftOutRow:

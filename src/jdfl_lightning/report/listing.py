@@ -9,22 +9,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.filesize import decimal
 from rich.table import Column, Table
 from rich.text import Text
 
 from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.report.collect import find_run_folders
+from jdfl_lightning.storage.details import read_stop
 from jdfl_lightning.storage.folder import SavedRun, is_locked, read_run
 from jdfl_lightning.storage.metrics import last_round
 from jdfl_lightning.storage.names import CLIENT_ROWS, DISCOVERY, METRICS, RUNS
-from jdfl_lightning.storage.stops import read_stop
 from jdfl_lightning.storage.trust import saved_settings
 from jdfl_lightning.supervision import supervision_name
 from jdfl_lightning.ui.display import clock
 
 State = Literal["finished", "running", "unfinished", "discovery", "damaged"]
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def list_table(summaries: Sequence[RunSummary]) -> Table:
     for run in summaries:
         rounds = "-" if run.rounds is None else f"{run.round}/{run.rounds}"
         cells = [run.folder, run.state, run.data, run.algorithm, run.supervision, run.num_domains, run.seed, rounds]
-        table.add_row(*map(_cell, [*cells, _percent(run.accuracy), _percent(run.worst), size_text(run.bytes)]))
+        table.add_row(*map(_cell, [*cells, _percent(run.accuracy), _percent(run.worst), decimal(run.bytes)]))
     return table
 
 
@@ -210,18 +210,6 @@ def _percent(value: float | None) -> str:
     return "-" if value is None or value != value else f"{100 * value:.2f}"
 
 
-def size_text(count: float) -> str:
-    """Return a number of bytes with a unit.
-
-    >>> size_text(999), size_text(1_230_000)
-    ('999 B', '1.2 MB')
-    """
-    unit = 0
-    while count >= 1000 and unit < len(_UNITS) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
-
-
 def estimates_table(estimates: Mapping[str, tuple[float, str, str]]) -> Table:
     """Return a table of estimates.
 
@@ -230,7 +218,7 @@ def estimates_table(estimates: Mapping[str, tuple[float, str, str]]) -> Table:
     """
     table = Table("", Column("about", justify="right"), Column("how it was obtained", max_width=42))
     for name, (value, unit, how) in estimates.items():
-        shown = {"bytes": size_text(value), "seconds": seconds_text(value)}.get(unit, f"{value:,.0f}")
+        shown = {"bytes": decimal(int(value)), "seconds": seconds_text(value)}.get(unit, f"{value:,.0f}")
         table.add_row(name.replace("_", " "), shown, how)
     return table
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -130,14 +130,14 @@ def escape_latex(text: str) -> str:
     return re.sub(r"-(?=-)", "-{}", minus)  # two would become a dash
 
 
-def render(file: str, title: str, parts: Sequence[Chapter]) -> str:
-    r"""Return a document, rendered with the template for a file name.
+def render(file: str, **values: Any) -> str:
+    r"""Return a document: the template of this name with values.
 
     In ``report.md`` pictures are links to the files beside it; ``report.html`` is self-contained: no script, no
     network, no other file. ``report.tex`` has the tables alone, to include with ``\input``; it needs no package, and
     with graphicx wide tables are scaled to the page.
     """
-    escape_text, options = _FORMATS[file]
+    escape_text, options = _FORMATS[Path(file).suffix]
     environment = Environment(
         loader=PackageLoader("jdfl_lightning.report"),
         finalize=lambda value: value if isinstance(value, Markup) else escape_text(str(value)),
@@ -148,7 +148,7 @@ def render(file: str, title: str, parts: Sequence[Chapter]) -> str:
         **options,
     )
     environment.filters["breakable"] = _breakable
-    return environment.get_template(f"{file}.jinja").render(title=title, parts=parts, generator=GENERATOR)
+    return environment.get_template(f"{file}.jinja").render(values, generator=GENERATOR)
 
 
 def _breakable(text: str) -> Markup:
@@ -159,9 +159,9 @@ def _breakable(text: str) -> Markup:
 # other delimiters for LaTeX, which is full of braces
 _MARKS = [f"{kind}_{end}_string" for kind in ("block", "variable", "comment") for end in ("start", "end")]
 _FORMATS: dict[str, tuple[Callable[[str], str], dict[str, Any]]] = {
-    "report.md": (escape_markdown, {}),
-    "report.tex": (escape_latex, dict(zip(_MARKS, ["<%", "%>", "<<", ">>", "<#", "#>"], strict=True))),
-    "report.html": (one_line, {"autoescape": True}),
+    ".md": (escape_markdown, {}),
+    ".tex": (escape_latex, dict(zip(_MARKS, ["<%", "%>", "<<", ">>", "<#", "#>"], strict=True))),
+    ".html": (one_line, {"autoescape": True}),
 }
 
 

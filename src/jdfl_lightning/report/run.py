@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
 from rich.table import Column, Table
@@ -17,6 +18,9 @@ from rich.table import Column, Table
 from jdfl_lightning.storage.folder import SavedRun
 from jdfl_lightning.storage.names import DOMAIN_PREFIX, UNSEEN_PREFIX, Which
 from jdfl_lightning.supervision import supervision_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PALETTE = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
@@ -67,6 +71,36 @@ def run_table(run: SavedRun) -> Table:
     return accuracy_table(f"class-only accuracy (%){how}", run.ends)
 
 
+def frame(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> pd.DataFrame:
+    """Return rows as a table for Python.
+
+    Args:
+        rows: the cells by their columns.
+        index: the column that names the rows; they are numbered if it is not given.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    return table if index is None else table.set_index(index)
+
+
+def accuracy_html(rows: Mapping[Which, Mapping[str, float]]) -> str:
+    """Return accuracies as an HTML table in per cent, with the names escaped.
+
+    Args:
+        rows: the metrics of each kind of saved weights.
+    """
+    import pandas as pd
+
+    names = {"round": "round", "test/acc": "overall", "test/acc_worst": "worst domain"}
+    columns = next(iter(rows.values()))
+    domains = {name: name.removeprefix(DOMAIN_PREFIX) for name in columns if name.startswith(DOMAIN_PREFIX)}
+    table = pd.DataFrame(rows).T[[*names, *domains]].rename(columns=names | domains)
+    percent = table.drop(columns="round").mul(100).map("{:.2f}".format)
+    percent.insert(0, "round", table["round"].astype(int))
+    return str(percent.to_html(border=0))
+
+
 class Drawing(Figure):
     """A figure that a notebook shows even without pyplot."""
 
@@ -96,6 +130,27 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def heat_map(
+    axes: Axes, values: Any, texts: Sequence[Sequence[str]], dark: Callable[[float], bool], size: int = 8, **look: Any
+) -> AxesImage:
+    """Draw a table as colours.
+
+    Args:
+        axes: where.
+        values: the numbers, row by row.
+        texts: what stands in the cells; none if there are too many.
+        dark: whether the colour of a number is so dark that its text is white.
+        size: of the texts.
+        look: colours and their range.
+    """
+    for row, line in enumerate(texts):
+        for column, text in enumerate(line):
+            if text:
+                colour = "white" if dark(float(values[row][column])) else "black"
+                axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
+    return axes.imshow(values, **look)
 
 
 def draw_curves(run: SavedRun) -> Drawing:

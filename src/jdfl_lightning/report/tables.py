@@ -1,16 +1,24 @@
-"""Results as tables of text, and as CSV."""
+"""Results as tables of text, for a terminal too, and as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
+from rich.table import Column as Head
+from rich.table import Table as ScreenTable
+from rich.text import Text
 
 from jdfl_lightning.report.collect import LeftOut
 from jdfl_lightning.report.comparison import Line, Section, method_order
-from jdfl_lightning.report.markup import NONE, Column, Table, csv_cell
+from jdfl_lightning.report.markup import NONE, Column, Table, csv_cell, one_line
 from jdfl_lightning.report.statistics import Spread
 from jdfl_lightning.supervision import Plain
+
+_FIRST = ("accuracy", "difference to base", "verdict")
+"""Columns that come first: where a terminal is narrow, the others follow in a table of their own."""
+_TEXT_WIDTH = 36
+"""Characters in a line of a column of sentences."""
 
 
 def percent(value: float, sign: bool = False) -> str:
@@ -163,3 +171,29 @@ def as_csv(results: pd.DataFrame) -> str:
     """Return a table as CSV."""
     cells = [list(map(csv_cell, line)) for line in results.itertuples(index=False)]
     return str(pd.DataFrame(cells, columns=results.columns, dtype=object).to_csv(index=False, lineterminator="\n"))
+
+
+def on_screen(title: str, table: Table) -> ScreenTable:
+    """Return a report's table for a terminal: names in one column, without notes."""
+    names = [column for column in table.columns if column.kind == "pin"]
+    others = [column for column in table.columns if column.kind in ("number", "word", "text")]
+    others.sort(key=lambda column: (*_FIRST, column.name).index(column.name))  # otherwise as they are
+    methods = [" ".join(cells) for cells in zip(*(column.cells for column in names), strict=True)]
+    heads = [Head(_text(" ".join(column.name for column in names)))]
+    for column in others:
+        text = column.kind == "text"
+        heads.append(
+            Head(_text(column.name), justify="left" if text else "right", max_width=_TEXT_WIDTH if text else None)
+        )
+    found = ScreenTable(
+        *heads, title=_text(title), caption=_text(table.caption), title_justify="left", caption_justify="left"
+    )
+    for place, method in enumerate(methods):
+        cells = [_text(column.cells[place], bold=place in column.bold) for column in others]
+        found.add_row(_text(method), *cells)
+    return found
+
+
+def _text(text: str, bold: bool = False) -> Text:
+    """Return a text of a run folder as it stands: no markup, no control characters."""
+    return Text(one_line(text), style="bold" if bold else "")

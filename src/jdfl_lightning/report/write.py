@@ -105,26 +105,25 @@ def write_report(
     for stale in [file for pattern in (_PICTURES, *_FURTHER) for file in output.glob(pattern)]:
         stale.unlink()
     parts: list[Chapter] = [("How to read this", [_summary(count, left_out), *_INTRODUCTION])]
-    left_out_domains = list(leave_one_out(sections))
-    for group, example in left_out_domains:
-        parts.append(
-            (f"Leave one domain out: {group.title}", [f"{group.about}.", group.table(example.protocol.picked)])
-        )
+    groups = list(leave_one_out(sections))
+    parts += [(f"Leave one domain out: {group.title}", [f"{group.about}.", group.table()]) for group in groups]
     if len(sections) > 1:
         parts.append(("All experiments", [tables.overview_table(sections)]))
     what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
     parts += [_part(section, what, output / f"report-{i}", formats) for i, section in enumerate(sections, start=1)]
     everything = "Nothing: every run found is in the tables."
     parts.append(("Left out", [tables.left_out_table(left_out) if left_out else everything]))
-    further = [line | {"protocol": "unseen each"} for group, _ in left_out_domains for line in group.results()]
+    further = [line for group in groups for line in group.results()]
     extra = [pd.DataFrame(further, columns=COLUMNS, dtype=object)] if further else []
     results = pd.concat([*(section.results[COLUMNS] for section in sections), *extra])
     results = results[results["mean"].notna() | results["target"].isna()]  # a target that no run reached has no mean
     names = (*_TABLES, PAGE)
-    contents = [tables.as_csv(results) if name == "report.csv" else render(name, TITLE, parts) for name in names]
+    contents = [
+        tables.as_csv(results) if name == "report.csv" else render(name, title=TITLE, parts=parts) for name in names
+    ]
     for name, content in zip(names, contents, strict=True):
         write_whole(output / name, content.encode(errors="replace"))  # a folder name may not be valid text
-    shown = [(group.title, group.table(example.protocol.picked)) for group, example in left_out_domains]
+    shown = [(group.title, group.table()) for group in groups]
     shown += [(section.title, _accuracies(section)) for section in sections]
     return Report(output, count, left_out, results, sorted(output.glob(_PICTURES)), shown)
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from jdfl_lightning.callbacks import RoundReport, RunCallback
 from jdfl_lightning.client.evaluation import Scores
-from jdfl_lightning.clustering.clusters import PseudoDomains
-from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.storage.details import Stop
 from jdfl_lightning.storage.names import Selection
-from jdfl_lightning.storage.stops import Stop
 
 if TYPE_CHECKING:
     from jdfl_lightning.server.rounds import ServerState
+
+P = ParamSpec("P")
+
+
+def _told(event: Callable[Concatenate[RunCallback, P], None]) -> Callable[Concatenate[Events, P], None]:
+    """Return a method of `Events` that calls this one of every callback."""
+
+    def tell(events: Events, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        for callback in events._all:
+            events._call(callback, event.__name__, *args, **kwargs)
+
+    return tell
 
 
 class Events:
@@ -50,37 +59,15 @@ class Events:
         """Whether there are callbacks of the user: they may stop the run, so that every evaluation is waited for."""
         return bool(self._users)
 
-    def run_started(self, folder: Path, experiment: Experiment) -> None:
-        """Report the start."""
-        self._tell("run_started", folder, experiment)
-
-    def discovered(self, domains: PseudoDomains | None) -> None:
-        """Report the pseudo-domains."""
-        self._tell("discovered", domains)
-
-    def clients_asked(self, stage: str, total: int) -> None:
-        """Report that clients are asked."""
-        self._tell("clients_asked", stage, total)
-
-    def client_answered(self, stage: str, done: int, total: int) -> None:
-        """Report an answer."""
-        self._tell("client_answered", stage, done, total)
-
-    def client_unassigned(self, client: int, reason: str) -> None:
-        """Report a client without a pseudo-domain."""
-        self._tell("client_unassigned", client, reason)
-
-    def client_noted(self, round: int, client: int, note: str) -> None:
-        """Report a note about an answer."""
-        self._tell("client_noted", round, client, note)
-
-    def client_refused(self, round: int, client: int, reason: str) -> None:
-        """Report a client that does not enter the round."""
-        self._tell("client_refused", round, client, reason)
-
-    def round_aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
-        """Report an aggregated round."""
-        self._tell("round_aggregated", state, metrics)
+    run_started = _told(RunCallback.run_started)
+    discovered = _told(RunCallback.discovered)
+    clients_asked = _told(RunCallback.clients_asked)
+    client_answered = _told(RunCallback.client_answered)
+    client_unassigned = _told(RunCallback.client_unassigned)
+    client_noted = _told(RunCallback.client_noted)
+    client_refused = _told(RunCallback.client_refused)
+    round_aggregated = _told(RunCallback.round_aggregated)
+    run_ended = _told(RunCallback.run_ended)
 
     def round_evaluated(self, state: ServerState, scores: Scores, metrics: Mapping[str, float]) -> None:
         """Report a round with its scores, which are NaN if it was not evaluated.
@@ -96,7 +83,8 @@ class Events:
         best = {f"{name}_best": self._best.get(name, float("nan")) for name in names}
         row = {"round": state.round} | found | best | dict(metrics)
         self._last = RoundReport(row, improved, state)
-        self._tell("round_evaluated", self._last)
+        for callback in self._all:
+            self._call(callback, "round_evaluated", self._last)
 
     def repeat(self, rows: Iterable[Mapping[str, float]]) -> None:
         """Report the rounds of a resumed run that are over to the user's callbacks.
@@ -127,21 +115,19 @@ class Events:
                     return True
         return False
 
-    def run_ended(self, reason: str | None) -> None:
-        """Report the end."""
-        self._tell("run_ended", reason)
+    @property
+    def _all(self) -> list[RunCallback]:
+        return [self._own, *self._users]
 
-    def _tell(self, event: str, *details: object) -> None:
-        for callback in (self._own, *self._users):
-            self._call(callback, event, *details)
+    def _call(self, callback: RunCallback, event: str, *details: object, **named: object) -> Any:
+        return self._guarded(callback, event, getattr(callback, event), *details, **named)
 
-    def _call(self, callback: RunCallback, event: str, *details: object) -> Any:
-        return self._guarded(callback, event, getattr(callback, event), *details)
-
-    def _guarded(self, callback: RunCallback, name: str, method: Callable[..., Any], *details: object) -> Any:
+    def _guarded(
+        self, callback: RunCallback, name: str, method: Callable[..., Any], *details: Any, **named: Any
+    ) -> Any:
         """Call a method; an error in a callback of the user ends the run with one line, after its traceback."""
         try:
-            return method(*details)
+            return method(*details, **named)
         except InputError:
             raise
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from lightning.pytorch.loggers import Logger
@@ -24,38 +25,31 @@ from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import logger_run
 
 
+@dataclass(eq=False)
 class RunJournal(RunCallback):
-    """Writes the run folder, logs metrics and updates the display.
+    """Writes the run folder, logs metrics and updates the display."""
 
-    Args:
-        experiment: the run's settings.
-        folder: the run folder.
-        data: fingerprint of the images.
-        logger: logs every round's metrics.
-        display: shows them.
-        check: called wherever a run can be interrupted.
-        network: checksum of the frozen network, if clients train on its features.
-        complete: adds the shared initialisation of what is private to weights and buffers (`Workspace.complete`).
-    """
+    experiment: Experiment
+    folder: Path
+    """The run folder."""
+    data: str
+    """Fingerprint of the images."""
+    logger: Logger | None
+    """Logs every round's metrics."""
+    display: Display
+    """Shows them."""
+    check: Callable[[], None]
+    """Called wherever a run can be interrupted."""
+    network: str = ""
+    """Checksum of the frozen network, if clients train on its features."""
+    complete: Callable[..., tuple[Tensors, Tensors]] | None = None
+    """Adds the shared initialisation of what is private to weights and buffers (`Workspace.complete`)."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: Path,
-        data: str,
-        logger: Logger | None,
-        display: Display,
-        check: Callable[[], None],
-        network: str = "",
-        complete: Callable[..., tuple[Tensors, Tensors]] | None = None,
-    ) -> None:
-        self.experiment, self.folder, self.data, self._network = experiment, folder, data, network
-        self.logger, self.display, self.check = logger, display, check
-        self._complete = complete
-        self._checkpoints = Checkpoints(folder, experiment.checkpoint.keep)
+    def __post_init__(self) -> None:
+        self._checkpoints = Checkpoints(self.folder, self.experiment.checkpoint.keep)
         self._unsaved: tuple[ServerState, dict[str, float], str] | None = None
         """The last aggregated round without a checkpoint: state, metrics, and the digest of the rows before its own."""
-        self._settings = fixed_settings(as_dict(experiment))
+        self._settings = fixed_settings(as_dict(self.experiment))
         self._rows = ""
         """Digest of the rows written so far."""
         self._discovery: str | None = None
@@ -148,12 +142,12 @@ class RunJournal(RunCallback):
             normalize=data.normalize,
             resize=data.resize,
             model=None if own is None else as_dict(own),
-            network=self._network,
+            network=self.network,
         )
         weights, buffers = state.weights, state.buffers
-        if self._complete is not None:
+        if self.complete is not None:
             joint = state.domains if self.experiment.supervision.needs_discovery else None
-            weights, buffers = self._complete(weights, buffers, num_domains=1 if joint is None else joint.num_domains)
+            weights, buffers = self.complete(weights, buffers, num_domains=1 if joint is None else joint.num_domains)
         model = SavedModel(weights, buffers, header)
         if report.improved:
             self.save()  # else a run resumed from an earlier checkpoint would find the best weights of a later round

@@ -130,12 +130,8 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
         return None
     if experiment.resume != "auto":
         require(experiment.run_dir is None, "--run_dir", "left out with --resume, which names it,", experiment.run_dir)
-        folder = run_of(experiment.resume)
-        _check_kind(folder, diagnosis)
-        check_same(experiment, folder)
-        return folder
-    if experiment.run_dir is not None:
-        folder = Path(experiment.run_dir)
+    if experiment.resume != "auto" or experiment.run_dir is not None:
+        folder = Path(experiment.run_dir) if experiment.run_dir is not None else run_of(experiment.resume)
         if not (folder / CONFIG).is_file():
             return None
         _check_kind(folder, diagnosis)
@@ -160,8 +156,6 @@ class Reached:
     """The state of a run at the checkpoint it is resumed from."""
 
     state: ServerState
-    metrics: dict[str, float]
-    """Metrics of the last round, without its scores."""
     header: CheckpointHeader
     centroids: Tensor | None
     """Centroids of the pseudo-domains, if they have moved since Phase 1."""
@@ -205,7 +199,7 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
     evaluated, last = was_evaluated(folder, header.round), _last_model(folder)
     if evaluated is False and last is not None and last.round == header.round:
         evaluated = bool(last.scores)  # its row may have lost them
-    return Reached(state, header.metrics, header, record.get("domains", {}).get("mu"), evaluated)
+    return Reached(state, header, record.get("domains", {}).get("mu"), evaluated)
 
 
 @cache

@@ -20,9 +20,9 @@ from jdfl_lightning.core.messages import SUPERVISION, UNKNOWN
 from jdfl_lightning.core.tensors import Record, Tensors, misfit
 from jdfl_lightning.data.base import option_defaults
 from jdfl_lightning.data.summary import data_table
+from jdfl_lightning.report.details import draw_targets
 from jdfl_lightning.report.protocol import Protocol
 from jdfl_lightning.report.run import draw_curves
-from jdfl_lightning.report.targets import draw_targets
 from jdfl_lightning.server.closing import close_run
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
@@ -31,12 +31,11 @@ from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.server.resume import Reached, drop_later_rounds, find_run, read_reached, reuse_discovery
 from jdfl_lightning.server.rounds import ServerState, evaluate_round
 from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates, read_learned
-from jdfl_lightning.storage.details import save_data
+from jdfl_lightning.storage.details import save_data, save_stop
 from jdfl_lightning.storage.discoveries import save_joined
 from jdfl_lightning.storage.folder import lock_run, make_run_folder, read_run, require_own_files, save_figure
 from jdfl_lightning.storage.metrics import last_round, read_numbers
 from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE, FigureFormat
-from jdfl_lightning.storage.stops import save_stop
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.storage.weights import save_network
 from jdfl_lightning.ui.display import Display
@@ -78,7 +77,7 @@ class Session:
         state = _reached_state(self.reached, start, self.experiment.data.num_clients)
         self.events.repeat(read_numbers(self.folder))
         if last_round(self.folder) < state.round:
-            metrics, evaluated = self.reached.metrics, self.reached.evaluated
+            metrics, evaluated = self.reached.header.metrics, self.reached.evaluated
             evaluate_round(self.experiment, self.runner, state, metrics, self.events, evaluated, private)
         return state
 
@@ -190,21 +189,19 @@ def open_run(experiment: Experiment, name: str, earlier: Path | None) -> Iterato
     """
     folder = make_run_folder(experiment.run_dir, name) if earlier is None else earlier
     require_own_files(folder)
-    lock = lock_run(folder)
-    try:
-        remove_asides(folder)
-        (folder / STOPPED).unlink(missing_ok=True)  # a run that is open is not finished
-        save_config(experiment, folder / CONFIG)
-        yield folder
-    except InputError:
-        if earlier is None and not _has_begun(folder):  # nothing is lost
-            shutil.rmtree(folder, ignore_errors=True)
-            if experiment.run_dir is None:
-                with suppress(OSError):  # runs/, unless it holds other runs
-                    folder.parent.rmdir()
-        raise
-    finally:
-        lock.close()
+    with lock_run(folder):
+        try:
+            remove_asides(folder)
+            (folder / STOPPED).unlink(missing_ok=True)  # a run that is open is not finished
+            save_config(experiment, folder / CONFIG)
+            yield folder
+        except InputError:
+            if earlier is None and not _has_begun(folder):  # nothing is lost
+                shutil.rmtree(folder, ignore_errors=True)
+                if experiment.run_dir is None:
+                    with suppress(OSError):  # runs/, unless it holds other runs
+                        folder.parent.rmdir()
+            raise
 
 
 def _has_begun(folder: Path) -> bool:

@@ -1,4 +1,7 @@
-"""Files of a finished run: ``evaluation.json``, ``confusion.csv`` and ``clients.csv``; and ``data.json``."""
+"""Small files of a run folder: what its images are, its details, why it stopped, and the results of a sweep.
+
+``data.json``, ``evaluation.json``, ``confusion.csv``, ``clients.csv``, ``stopped.json`` and ``diagnosis.csv``.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from jdfl_lightning.core.errors import StorageError
-from jdfl_lightning.core.files import read_json, write_whole
-from jdfl_lightning.storage.names import CLIENT_ROWS, CONFUSION, DATA, EVALUATION
+from pydantic import TypeAdapter
+
+from jdfl_lightning.core.errors import InputError, StorageError, plain
+from jdfl_lightning.core.files import checked, read_json, read_text, write_csv, write_whole
+from jdfl_lightning.storage.metrics import last_round
+from jdfl_lightning.storage.names import CLIENT_ROWS, CONFUSION, DATA, DIAGNOSIS, EVALUATION, STOPPED, Count, Text
 
 
 def save_data(folder: Path, about: Mapping[str, Any]) -> None:
@@ -27,14 +34,15 @@ def save_details(folder: Path, details: Mapping[str, Any], class_names: Sequence
         details: which weights they are, and for each part, test or unseen, what `examine` returns.
         class_names: the classes.
     """
-    plain: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
     for name, value in details.items():
         if isinstance(value, dict) and "confusion" in value:
-            rows = [[label, *counts] for label, counts in zip(class_names, value["confusion"], strict=True)]
-            _write_table(folder / confusion_file(name), ["true \\ predicted", *class_names], rows)
+            rows = [dict(zip(class_names, counts, strict=True)) for counts in value["confusion"]]
+            labelled = [{"true \\ predicted": label} | row for label, row in zip(class_names, rows, strict=True)]
+            write_csv(folder / confusion_file(name), labelled)
             value = {key: inner for key, inner in value.items() if key != "confusion"}
-        plain[name] = value
-    write_whole(folder / EVALUATION, json.dumps(plain, indent=1).encode())
+        rest[name] = value
+    write_whole(folder / EVALUATION, json.dumps(rest, indent=1).encode())
 
 
 def confusion_file(part: str) -> str:
@@ -57,13 +65,79 @@ def read_details(folder: Path) -> dict[str, Any] | None:
 
 def save_client_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write ``clients.csv``: a row for each client."""
-    columns = list(rows[0])
-    _write_table(folder / CLIENT_ROWS, columns, [[row[name] for name in columns] for row in rows])
+    write_csv(folder / CLIENT_ROWS, rows)
 
 
-def _write_table(file: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    write_whole(file, out.getvalue().encode())
+@dataclass(frozen=True)
+class Stop:
+    """After which round a run was stopped, by which callback and why."""
+
+    round: Count
+    callback: Text
+    reason: Text
+
+    def __str__(self) -> str:
+        """Return who stopped the run, and why, as one line."""
+        return plain(f"{self.callback}: {self.reason}")
+
+
+def save_stop(folder: Path, stop: Stop) -> None:
+    """Mark a run as finished after a round; called when all else is written."""
+    write_whole(folder / STOPPED, json.dumps(asdict(stop)).encode())
+
+
+def read_stop(folder: Path) -> Stop | None:
+    """Read how a run was stopped; None if it was not, or if it has gone on since."""
+    if not (folder / STOPPED).exists():
+        return None
+    try:
+        stop = checked(Stop, read_json(folder / STOPPED))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Expected why the run stopped but {folder / STOPPED} cannot be read: {error}.") from error
+    return stop if stop.round == last_round(folder) else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of clustering in one case."""
+
+    clients: int
+    domains: int
+    """Number of true domains."""
+    seed: int
+    batch_size: int
+    epochs: int
+    """E_0."""
+    layers: str
+    """A, B or C."""
+    length: int
+    """Entries of an update vector."""
+    ari: float
+    """Agreement with the true domains (ARI), with M set to their number."""
+    elbow: int | None
+    """The M that the elbow picks."""
+    silhouette: int | None
+    """The M that the silhouette picks."""
+    sketch_dim: int | None = None
+    sketch_ari: float | None = None
+    """`ari` of sketches."""
+    sketch_elbow: int | None = None
+    sketch_silhouette: int | None = None
+
+
+def write_findings(folder: Path, findings: Sequence[Finding]) -> None:
+    """Write all of ``diagnosis.csv``."""
+    columns = [entry.name for entry in fields(Finding)]
+    write_csv(folder / DIAGNOSIS, [asdict(finding) for finding in findings], columns)
+
+
+def read_findings(folder: Path) -> list[Finding]:
+    """Read ``diagnosis.csv``."""
+    try:
+        rows = csv.DictReader(io.StringIO(read_text(folder / DIAGNOSIS), newline=""))
+        given = [{name: text or None for name, text in row.items()} for row in rows]
+        return TypeAdapter(list[Finding]).validate_python(given)
+    except FileNotFoundError as error:
+        raise InputError(f"Expected the folder of a diagnosis but {folder} has no {DIAGNOSIS}.") from error
+    except (OSError, ValueError, csv.Error) as error:
+        raise StorageError(f"Expected a table but {folder / DIAGNOSIS} cannot be read: {error}.") from error

@@ -1,12 +1,12 @@
-"""Making, locking and reading a run folder."""
+"""Making, locking, reading and deleting a run folder."""
 
 from __future__ import annotations
 
 import io
 import math
-import os
-import time
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,33 +15,29 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from jdfl_lightning.core.errors import InputError
-from jdfl_lightning.core.files import is_aside, read_settings, refuse_links, write_whole
+from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.files import is_aside, locked, read_settings, refuse_links, write_whole
+from jdfl_lightning.storage import names
 from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
+from jdfl_lightning.storage.details import Stop, read_stop
 from jdfl_lightning.storage.discoveries import Summary, read_as
 from jdfl_lightning.storage.metrics import read_rows
-from jdfl_lightning.storage.names import (
-    DISCOVERY,
-    DOMAIN_PREFIX,
-    METRICS,
-    RUNS,
-    UNSEEN_PREFIX,
-    FigureFormat,
-    Selection,
-    Which,
-)
-from jdfl_lightning.storage.stops import Stop, read_stop
-from jdfl_lightning.storage.trust import CONFIG
+from jdfl_lightning.storage.names import FigureFormat, Selection, Which
+from jdfl_lightning.storage.trust import CONFIG, saved_settings
 
-_TRIES = 3
-"""Attempts to lock a folder: whoever only looks at its state holds the lock for an instant."""
 DPI = 130
 """Resolution of figures."""
+_OWN_FOLDERS = {CHECKPOINTS, CLIENTS, "wandb", "csv", "tensorboard"}
+"""Folders that a run makes: its checkpoints, its clients' states, and those of the loggers."""
+_OWN_FILES = {CONFIG, "best.safetensors", "last.safetensors", names.METRICS, names.DATA, names.STOPPED, names.NETWORK}
+_OWN_FILES |= {names.EVALUATION, names.CONFUSION, names.CLIENT_ROWS, names.DISCOVERY, names.VECTORS, names.DIAGNOSIS}
+_OWN_PICTURES = {"curves", "discovery", "confusion", "targets", "diagnosis"}
+_PICTURE_ENDS = {".png", ".pdf", ".svg"}
 
 
 def make_run_folder(run_dir: str | None, name: str) -> Path:
     """Make the folder of a run, by default a new one in ``runs``; a folder that is not empty is refused."""
-    folder = Path(run_dir) if run_dir else Path(RUNS) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    folder = Path(run_dir) if run_dir else Path(names.RUNS) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     if (
         run_dir
         and folder.exists()
@@ -81,48 +77,19 @@ def save_figure(figure: Figure, file: Path, formats: Sequence[FigureFormat] = ()
         write_whole(file.with_suffix(f".{kind}"), out.getvalue())
 
 
-class RunLock:
-    """Keeps a second process from writing to a run; the system releases it when this process ends."""
-
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def close(self) -> None:
-        """Release the lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-def lock_run(folder: Path) -> RunLock:
-    """Lock a run folder, if the system supports locks; raise an `InputError` if another process holds the lock."""
-    if os.name != "posix":
-        return RunLock(None)
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    for left in range(_TRIES - 1, -1, -1):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if left:
-                time.sleep(0.02)
-                continue
-            os.close(descriptor)
-            raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.") from error
-        except OSError:  # a file system without locks
-            pass
-        break
-    return RunLock(descriptor)
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Keep a second process from writing to a run; raise an `InputError` if another process holds the lock."""
+    with locked(folder, wait=False) as alone:
+        if not alone:
+            raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.")
+        yield
 
 
 def is_locked(folder: Path) -> bool:
     """Return whether another process writes a run folder; False where the system has no locks."""
-    try:
-        lock_run(folder).close()
-    except InputError:
-        return True
-    return False
+    with locked(folder, wait=False) as alone:
+        return not alone
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,7 +115,7 @@ class SavedRun:
     @property
     def domains(self) -> list[str]:
         """Names of the domains."""
-        return [name.removeprefix(DOMAIN_PREFIX) for name in self.rows[0] if name.startswith(DOMAIN_PREFIX)]
+        return [name.removeprefix(names.DOMAIN_PREFIX) for name in self.rows[0] if name.startswith(names.DOMAIN_PREFIX)]
 
     @property
     def best(self) -> dict[str, float]:
@@ -173,7 +140,7 @@ class SavedRun:
     @property
     def unseen(self) -> list[str]:
         """Names of the domains that no client has."""
-        return [name.removeprefix(UNSEEN_PREFIX) for name in self.rows[0] if name.startswith(UNSEEN_PREFIX)]
+        return [name.removeprefix(names.UNSEEN_PREFIX) for name in self.rows[0] if name.startswith(names.UNSEEN_PREFIX)]
 
     @property
     def last(self) -> dict[str, float]:
@@ -196,9 +163,9 @@ def read_run(folder: Path) -> SavedRun:
     try:
         require_own_files(folder)
         config = read_settings(folder / CONFIG)
-        (folder / METRICS).stat()  # must exist
+        (folder / names.METRICS).stat()  # must exist
         rows = [{name: float(value) for name, value in row.items()} for row in read_rows(folder)]
-        discovery = read_as(folder, Summary) if (folder / DISCOVERY).exists() else None
+        discovery = read_as(folder, Summary) if (folder / names.DISCOVERY).exists() else None
         stop = read_stop(folder)
     except FileNotFoundError as error:
         raise InputError(f"Expected a run folder but {folder} has no {Path(error.filename).name}.") from error
@@ -209,5 +176,47 @@ def read_run(folder: Path) -> SavedRun:
     if not rows:
         raise InputError(f"Expected a run with a finished round but {folder} has none.")
     if missing := {"round", "test/acc", "test/acc_worst", "train/loss"} - set(rows[0]):
-        raise InputError(f"Expected a run folder but {folder / METRICS} has no column {missing.pop()}.")
+        raise InputError(f"Expected a run folder but {folder / names.METRICS} has no column {missing.pop()}.")
     return SavedRun(folder, config, rows, discovery, stop)
+
+
+def remove_runs(folders: Sequence[Path]) -> None:
+    """Delete run folders with all that is in them; none is deleted if one of them is not a run, or is in use.
+
+    Args:
+        folders: the run folders themselves, not folders of runs.
+    """
+    with ExitStack() as locks:
+        for folder in folders:
+            check_removable(folder)
+            locks.enter_context(lock_run(folder))
+        for folder in folders:
+            try:
+                shutil.rmtree(folder)  # removes links, and does not follow them
+            except OSError as error:
+                raise StorageError(f"Expected to delete {folder} but: {error.strerror or error}.") from error
+
+
+def check_removable(folder: Path) -> None:
+    """Raise an `InputError` unless a folder is that of a run and holds nothing that a run does not write."""
+    if folder.is_symlink():
+        raise InputError(f"Expected a run folder but {folder} is a link: give the folder itself.")
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"Expected a run folder but {folder} has no {CONFIG}: nothing was deleted.")
+    settings = saved_settings(folder)
+    if missing := {"algorithm", "data", "supervision", "rounds"} - set(settings):
+        raise InputError(f"Expected the settings of a run but {folder / CONFIG} has no {min(missing)}.")
+    for entry in sorted(folder.iterdir()):
+        if not _is_ours(entry):
+            raise InputError(
+                f"Expected a folder with the files of a run alone but {folder} has {entry.name}: move it elsewhere, "
+                "or delete the folder yourself. Nothing was deleted."
+            )
+
+
+def _is_ours(entry: Path) -> bool:
+    """Return whether a run writes a file or folder of this name."""
+    if entry.is_dir() and not entry.is_symlink():
+        return entry.name in _OWN_FOLDERS
+    picture = entry.stem in _OWN_PICTURES and entry.suffix in _PICTURE_ENDS
+    return entry.name in _OWN_FILES or picture or is_aside(entry.name)

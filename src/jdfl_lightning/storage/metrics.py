@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jdfl_lightning.core.errors import StorageError
-from jdfl_lightning.core.files import read_text, write_whole
+from jdfl_lightning.core.files import read_text, write_csv
 from jdfl_lightning.storage.names import METRICS, Selection
 
 if TYPE_CHECKING:
@@ -28,12 +28,7 @@ def append_metrics(folder: Path, row: Mapping[str, float]) -> None:
 
 def write_metrics(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write all of ``metrics.csv``; missing values are NaN."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, restval="nan", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(folder / METRICS, out.getvalue().encode())
+    write_csv(folder / METRICS, rows, missing="nan")
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:

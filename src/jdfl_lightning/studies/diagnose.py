@@ -18,16 +18,16 @@ from jdfl_lightning.clustering.sketch import sketch
 from jdfl_lightning.clustering.updates import Updates, unit
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, Interrupted, last_line, require
-from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitTask
 from jdfl_lightning.core.tensors import Record, flatten
 from jdfl_lightning.models import LAYER_SUBSETS, select_parameters
 from jdfl_lightning.report.diagnosis import draw_diagnosis
-from jdfl_lightning.report.run import Drawing
+from jdfl_lightning.report.run import Drawing, frame
 from jdfl_lightning.server.preparation import prepare, require_discovery
 from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.session import open_run
 from jdfl_lightning.storage.checkpoint import ClientStates
-from jdfl_lightning.storage.findings import Finding, read_findings, write_findings
+from jdfl_lightning.storage.details import Finding, read_findings, write_findings
 from jdfl_lightning.storage.folder import save_figure
 from jdfl_lightning.storage.names import DIAGNOSIS_FIGURE
 from jdfl_lightning.ui.display import Display, progress_display
@@ -69,8 +69,6 @@ class Diagnosis:
     @property
     def findings(self) -> pd.DataFrame:
         """``diagnosis.csv``: a row for each seed, batch size, E_0 and subset of layers."""
-        from jdfl_lightning.report.frames import frame
-
         return frame([asdict(finding) for finding in read_findings(self.folder)])
 
     def plot(self) -> Drawing:
@@ -171,13 +169,9 @@ def _answers(runner: Runner, tasks: Sequence[FitTask]) -> Iterator[Record]:
             raise InputError(
                 f"Expected every client to answer but client {result.client} failed: {reason}"
             ) from RuntimeError(result.reason)
-        if not _finite(result):
+        if not all(torch.isfinite(tensor).all() for group in result.upload.values() for tensor in group.values()):
             raise InputError(f"Expected finite updates but client {result.client}'s is not: lower --lr.")
         yield result.upload
-
-
-def _finite(result: FitResult) -> bool:
-    return all(torch.isfinite(tensor).all() for group in result.upload.values() for tensor in group.values())
 
 
 def _judge(case: Experiment, vectors: Tensor, truth: Sequence[int], epochs: int, layers: str) -> Finding:
@@ -189,23 +183,9 @@ def _judge(case: Experiment, vectors: Tensor, truth: Sequence[int], epochs: int,
         ari = float(adjusted_rand_score(truth, list(found.assignments.values())))
         return ari, found.picks["elbow"], found.picks["silhouette"]
 
-    ari, elbow, silhouette = look(vectors)
-    whole = Finding(
-        clients=len(vectors),
-        domains=len(set(truth)),
-        seed=seed,
-        batch_size=options.batch_size or case.batch_size,
-        epochs=epochs,
-        layers=layers,
-        length=vectors.shape[1],
-        ari=ari,
-        elbow=elbow,
-        silhouette=silhouette,
-    )
+    size = options.batch_size or case.batch_size
+    looked_at = len(vectors), len(set(truth)), seed, size, epochs, layers, vectors.shape[1]
     if options.sketch_dim is None:
-        return whole
+        return Finding(*looked_at, *look(vectors))
     short = torch.stack([unit(sketch(vector, options.sketch_dim, seed)) for vector in vectors])
-    ari, elbow, silhouette = look(short)
-    return replace(
-        whole, sketch_dim=options.sketch_dim, sketch_ari=ari, sketch_elbow=elbow, sketch_silhouette=silhouette
-    )
+    return Finding(*looked_at, *look(vectors), options.sketch_dim, *look(short))

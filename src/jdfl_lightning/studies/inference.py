@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 from torch import Tensor
 
-from jdfl_lightning.client.evaluation import Scores
 from jdfl_lightning.client.evaluation import evaluate as evaluate_models
 from jdfl_lightning.client.features import why_no_features
 from jdfl_lightning.client.fit import Workspace, initial_backbone
-from jdfl_lightning.config import Experiment, parse_experiment, usable_settings
+from jdfl_lightning.config import parse_experiment, usable_settings
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.tensors import misfit
 from jdfl_lightning.data.folder import IMAGE_SUFFIXES
 from jdfl_lightning.joint import Score, predict_class, split_index
 from jdfl_lightning.report.markup import csv_cell
-from jdfl_lightning.server.closing import examine_model
+from jdfl_lightning.report.run import frame
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
-from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
+from jdfl_lightning.storage.weights import load_model
 from jdfl_lightning.studies.hub import load_folder
 from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_saved, separate
 from jdfl_lightning.ui.display import Display, progress_display
@@ -61,69 +60,49 @@ def evaluate(
     Returns:
         A row for each kind of weights, best and last: the round and its accuracies, named as in ``metrics.csv``.
     """
-    from jdfl_lightning.report.frames import frame
-
     with progress_display(progress) as display:
-        return frame(tested(folder_of(run), score, data_root, trust, display).rows, "weights")
+        return frame(tested(folder_of(run), score, data_root, trust, display)[1], "weights")
 
 
-@dataclass(frozen=True)
-class Tested:
-    """What an evaluation of a run's weights found."""
+def tested(
+    folder: Path, score: Score | None, data_root: str | Path | None, trust: bool, display: Display
+) -> tuple[Workspace, list[dict[str, Any]]]:
+    """Evaluate the weights that a run keeps, best and last, again; the arguments are those of `evaluate`.
 
-    workspace: Workspace
-    """The data and the module."""
-    rows: list[dict[str, Any]]
-    """For each kind of weights, the round and its accuracies."""
-
-    def details(self, folder: Path) -> dict[str, Any]:
-        """Examine the weights that the run keeps: ``evaluation.json``, with the confusion matrices."""
-        which = kept_weights(folder)
-        return examine_model(self.workspace, which, load_model(folder, which))
-
-
-def tested(folder: Path, score: Score | None, data_root: str | Path | None, trust: bool, display: Display) -> Tested:
-    """Evaluate the saved weights of a run again; the arguments are those of `evaluate`."""
+    Returns:
+        The data and the module; and for each kind of weights, the round and its accuracies.
+    """
     found = read_run(folder)
     others = [] if data_root is None else [f"--data.root={data_root}"]
     others += [] if score is None else [f"--score={score}"]
-    settings = usable_settings(found.folder, trust)
+    settings = usable_settings(folder, trust)
     saved = {name: value for name, value in settings.items() if name not in ("logger", "backend")}
     experiment = parse_experiment("evaluate", others, saved)
-    workspace, scores = test_run(experiment, found.folder, display)
-    if missing := set(found.domains) ^ set(experiment.data.domain_names):
-        raise InputError(f"Expected the domains of the run in --data.root but these differ: {', '.join(missing)}.")
-    rows = [
-        {"weights": which, "round": int(row["round"])} | scores[which].as_metrics() for which, row in found.ends.items()
-    ]
-    return Tested(workspace, rows)
-
-
-def test_run(experiment: Experiment, folder: Path, display: Display) -> tuple[Workspace, dict[Which, Scores]]:
-    """Evaluate the weights that a run keeps, best and last, on the held-out images of its experiment."""
-    models = {which: load_model(folder, which) for which in read_run(folder).ends}
+    models = {which: load_model(folder, which) for which in found.ends}
     backbone = initial_backbone(experiment, pretrained=False)  # the run's weights are saved
     if why_no_features(experiment) is None:
         load_saved(backbone, next(iter(models.values())))
     workspace = prepare(experiment, display, backbone)
+    classes, rows = list(experiment.data.class_names), []
     for which, model in models.items():
         known = model.header.class_names
-        if known != list(experiment.data.class_names):
+        if known != classes:
             raise InputError(
                 f"Expected the images of the run but the {which} weights of {folder} know the classes "
-                f"{', '.join(known)} and --data.root has {', '.join(experiment.data.class_names)}."
+                f"{', '.join(known)} and --data.root has {', '.join(classes)}."
             )
         outputs = model.weights.get("head.weight")
         num_domains = 1 if outputs is None or outputs.ndim == 0 else max(1, len(outputs) // len(known))
         weights, buffers = workspace.initial(num_domains)
         if problem := misfit(model.weights, weights) or misfit(model.buffers, buffers | workspace.network):
             raise InputError(f"Expected the {which} weights of {folder} to be a {experiment.backbone}'s but {problem}.")
-    return workspace, {which: _evaluate(workspace, which, model) for which, model in models.items()}
-
-
-def _evaluate(workspace: Workspace, which: Which, model: SavedModel) -> Scores:
-    buffers = {name: tensor for name, tensor in model.buffers.items() if name not in workspace.network}
-    return evaluate_models(workspace, {which: model.weights}, buffers).scores[which]
+    if missing := set(found.domains) ^ set(experiment.data.domain_names):
+        raise InputError(f"Expected the domains of the run in --data.root but these differ: {', '.join(missing)}.")
+    for which, model in models.items():
+        buffers = {name: tensor for name, tensor in model.buffers.items() if name not in workspace.network}
+        scores = evaluate_models(workspace, {which: model.weights}, buffers).scores[which]
+        rows.append({"weights": which, "round": int(found.ends[which]["round"])} | scores.as_metrics())
+    return workspace, rows
 
 
 @dataclass(frozen=True)
@@ -164,8 +143,6 @@ def predict(
         A row for each image: ``image`` (its file, or its number), ``class``, ``probability`` of the class and
         ``pseudo_domain``, the one whose output is the largest.
     """
-    from jdfl_lightning.report.frames import frame
-
     model = run if isinstance(run, TrainedModel) else load_folder(folder_of(run), which, trust)
     rows = [item.cells for item in predictions(model, _expand(separate(images)), score=score)]
     return frame([dict(zip(_CELLS, row, strict=True)) for row in rows])

@@ -1,95 +1,26 @@
-"""`Run` and `Discovery`: what a run left, for Python and notebooks."""
+"""`fit` and `discover`, as Python users and the commands call them, and `Run`: what a run left, for notebooks too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.joint import Score
-from jdfl_lightning.report.discovery import draw_discovery
-from jdfl_lightning.report.run import Drawing, draw_curves
-from jdfl_lightning.storage.discoveries import read_discovery
+from jdfl_lightning.report.discovery import Discovery
+from jdfl_lightning.report.run import Drawing, accuracy_html, draw_curves, frame
+from jdfl_lightning.server import run as server
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
 from jdfl_lightning.studies.inference import predict
 from jdfl_lightning.studies.model import ManyImages, TrainedModel, load_to_use
+from jdfl_lightning.ui.display import Display, progress_display
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class Discovery(dict[str, Any]):
-    """The result of Phase 1: the content of ``discovery.json``, with tables and a figure.
-
-    Args:
-        record: the content; `GroupDomains.record` gives it without a federation.
-        folder: the folder it was read from; `Experiment.discovery` takes it.
-    """
-
-    def __init__(self, record: Mapping[str, Any], folder: Path | None = None) -> None:
-        super().__init__(record)
-        self.folder = folder
-
-    @classmethod
-    def read(cls, folder: str | Path) -> Discovery:
-        """Read the discovery of a run, or of `discover`.
-
-        Args:
-            folder: the folder, which has a ``discovery.json``.
-        """
-        return cls(read_discovery(Path(folder)), Path(folder))
-
-    def __repr__(self) -> str:
-        """Show the result in one line."""
-        ari = f", ARI {self.ari:.2f}" if self.ari is not None else ""
-        return f"Discovery({self.folder}, M = {self.num_domains}{ari})"
-
-    def _repr_html_(self) -> str:
-        """Show the figure in a notebook."""
-        return self.plot().as_html("Phase 1")
-
-    @property
-    def num_domains(self) -> int:
-        """M, the number of pseudo-domains."""
-        return int(self["num_domains"])
-
-    @property
-    def ari(self) -> float | None:
-        """Agreement with the true domains: 1 for the same groups, about 0 by chance; None if they are not known."""
-        return self.get("ari")
-
-    @property
-    def clients(self) -> pd.DataFrame:
-        """The pseudo-domain of each client and, where it is known, its true domain."""
-        from jdfl_lightning.report.frames import clients_frame
-
-        return clients_frame(self)
-
-    @property
-    def choice(self) -> pd.DataFrame:
-        """Inertia and silhouette for each number M that was tried."""
-        from jdfl_lightning.report.frames import choice_frame
-
-        return choice_frame(self)
-
-    def graded_weights(self, alpha: float | None = None, tau: float = 0.1) -> pd.DataFrame:
-        """Return the weights that graded targets give to each pseudo-domain, a row for a client's own one.
-
-        Args:
-            alpha: mass on the own pseudo-domain; the paper's if not given.
-            tau: temperature over the similarities.
-        """
-        from jdfl_lightning.report.frames import graded_frame
-
-        return graded_frame(self, alpha, tau)
-
-    def plot(self) -> Drawing:
-        """Draw how M was chosen, how similar the pseudo-domains are, and where the clients lie."""
-        return draw_discovery(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,8 +44,6 @@ class Run(SavedRun):
     @property
     def metrics(self) -> pd.DataFrame:
         """``metrics.csv``: a row for each round, a column for each metric."""
-        from jdfl_lightning.report.frames import frame
-
         return frame([row | {"round": int(row["round"])} for row in self.rows], "round")
 
     def model(self, which: Which | None = None, preprocess: bool = False, trust: bool = False) -> TrainedModel:
@@ -142,7 +71,34 @@ class Run(SavedRun):
 
     def _repr_html_(self) -> str:
         """Show the accuracies of the saved weights and the curves in a notebook."""
-        from jdfl_lightning.report.frames import accuracy_html
-
         table = accuracy_html(self.ends)
         return f"<p>Run <code>{escape(str(self.folder))}</code></p>{table}{self.plot().as_html('curves')}"
+
+
+def fit(experiment: Experiment, progress: bool | Display = True) -> Run:
+    """Run Joint Domain-Class Federated Learning, or resume a run, and leave a run folder.
+
+    Args:
+        experiment: the settings.
+        progress: whether progress is shown: live on a terminal or in a notebook, as plain lines elsewhere. Or a
+            display of your own.
+
+    Returns:
+        The finished run, read back from its folder.
+    """
+    with progress_display(progress) as display:
+        return Run.read(server.fit(experiment, display).folder)
+
+
+def discover(experiment: Experiment, progress: bool | Display = True) -> Discovery:
+    """Run Phase 1 alone and leave a folder that a run can reuse, by its setting `discovery`.
+
+    Args:
+        experiment: the settings; those of the rounds do not matter.
+        progress: whether progress is shown, as in `fit`.
+
+    Returns:
+        The pseudo-domains and their folder.
+    """
+    with progress_display(progress) as display:
+        return Discovery.read(server.discover(experiment, display))

@@ -10,16 +10,16 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from jdfl_lightning.config import Experiment, as_dict
+from jdfl_lightning.config import Experiment, as_dict, given_values, joined, split_options
 from jdfl_lightning.core.errors import InputError, StorageError, require, require_choice
 from jdfl_lightning.core.files import is_aside
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.server.resume import check_same, check_updates
 from jdfl_lightning.server.run import discover, fit
+from jdfl_lightning.storage.details import read_stop
 from jdfl_lightning.storage.folder import lock_run
 from jdfl_lightning.storage.metrics import last_round
 from jdfl_lightning.storage.names import CLIENT_ROWS, CURVES, DISCOVERY, DISCOVERY_FIGURE, METRICS, RUNS, VECTORS
-from jdfl_lightning.storage.stops import read_stop
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
 from jdfl_lightning.supervision import Plain, short_names
 from jdfl_lightning.ui.display import Display
@@ -89,23 +89,24 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
         args: the arguments that all runs share; ``--run_dir`` is the suite's folder.
         matrix: the combinations to compare.
     """
+    args = joined(args)
     alone = [("algorithm", "algorithms"), ("supervision", "supervisions"), ("seed_everything", "seeds")]
     for one, many in [*alone, *([] if matrix.unseen is None else [("data.unseen", "unseen")])]:
-        given = [arg for arg in args if arg == f"--{one}" or arg.startswith(f"--{one}=")]
+        given, _ = split_options(args, {one})
         require(not given, f"--{one}", f"left out: --{many} says it,", *(given[:1] or [""]))
     first = [f"--algorithm={algorithm}" for algorithm in list(matrix.names())[:1]]
-    common = parse(_after_configs(args, first))
+    common = parse([*first, *args])  # a class before its options
 
     @cache
     def parsed(algorithm: str, supervision: str, number: int | None) -> Experiment:
         chosen = [f"--algorithm={algorithm}"] if algorithm else []
         last = [f"--supervision={supervision}", *([] if number is None else [f"--num_domains={number}"])]
-        return parse([*_after_configs(args, chosen), *last])
+        return parse([*chosen, *args, *last])
 
     def make(algorithm: str, supervision: str, seed: int, number: int | None) -> Experiment:
         return replace(parsed(algorithm, supervision, number), seed_everything=seed)
 
-    return arrange(common, matrix, make, _config_name(args))
+    return arrange(common, matrix, make, "".join(Path(config).stem for config in given_values(args, "config")[-1:]))
 
 
 def arrange(common: Experiment, matrix: Combinations, make: Make, name: str = "") -> tuple[Path, list[Experiment]]:
@@ -165,23 +166,6 @@ def _word(domain: str) -> str:
     return f"without_{re.sub('[^a-z0-9]+', '_', domain.lower())}"
 
 
-def _after_configs(args: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Insert arguments after the last config, so that they override it and later arguments override them."""
-    split = _end_of_configs(args)
-    return [*args[:split], *chosen, *args[split:]]
-
-
-def _end_of_configs(args: Sequence[str]) -> int:
-    ends = [place + (1 if "=" in arg else 2) for place, arg in enumerate(args) if arg.partition("=")[0] == "--config"]
-    return max(ends, default=0)
-
-
-def _config_name(args: Sequence[str]) -> str:
-    """Return the name of the last config, without folder and suffix; empty if there is none."""
-    end = _end_of_configs(args)
-    return Path(args[end - 1].removeprefix("--config=")).stem if 0 < end <= len(args) else ""
-
-
 def _check_what_is_there(folder: Path, run: Experiment) -> None:
     """Refuse to resume a run or reuse a discovery with other settings."""
     target, shared = Path(str(run.run_dir)), _shared(folder, run)
@@ -209,8 +193,7 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"Expected --run_dir to be writable but got {folder}: {error}.") from error
-    lock = lock_run(folder)
-    try:
+    with lock_run(folder):
         left = [run for run in runs if not _is_finished(run)]
         if len(left) < len(runs):
             display.say(f"{len(runs) - len(left)} of {len(runs)} runs are finished")
@@ -228,8 +211,6 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
             Outcome(target.name, target, failures.get(target.name, ""))
             for target in (Path(str(run.run_dir)) for run in runs)
         ]
-    finally:
-        lock.close()
 
 
 def _is_finished(run: Experiment) -> bool:

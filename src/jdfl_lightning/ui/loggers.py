@@ -92,7 +92,25 @@ class WandbRounds(WandbLogger):
             self._experiment = None
 
 
-class CSVLogger(lightning_loggers.CSVLogger):
+class _InRunFolder(Logger):
+    """Logs into the folder of the run unless another one is given."""
+
+    def __init__(self, save_dir: str | None, name: str, version: str | None, **options: object) -> None:
+        self._arguments = save_dir, name, version, options
+        self.start(None)
+
+    def start(self, folder: Path | None) -> None:
+        """Log into the folder of a run from now on."""
+        save_dir, name, version, options = self._arguments
+        super().__init__(save_dir or folder or "", name, version, **options)  # type: ignore[call-arg]
+
+    def finalize(self, status: str) -> None:
+        """Write the rest; forget the run, so that the logger can be used for another."""
+        super().finalize(status)
+        self.start(None)
+
+
+class CSVLogger(_InRunFolder, lightning_loggers.CSVLogger):
     """Lightning's `CSVLogger`, into the folder of the run unless another one is given.
 
     Args:
@@ -102,21 +120,10 @@ class CSVLogger(lightning_loggers.CSVLogger):
     """
 
     def __init__(self, save_dir: str | None = None, name: str = "csv", version: str | None = None) -> None:
-        self._arguments = save_dir, name, version
-        self.start(None)
-
-    def start(self, folder: Path | None) -> None:
-        """Log into the folder of a run from now on."""
-        save_dir, name, version = self._arguments
-        super().__init__(save_dir or folder or "", name, version, flush_logs_every_n_steps=1)
-
-    def finalize(self, status: str) -> None:
-        """Write the rest; forget the run, so that the logger can be used for another."""
-        super().finalize(status)
-        self.start(None)
+        super().__init__(save_dir, name, version, flush_logs_every_n_steps=1)
 
 
-class TensorBoardLogger(lightning_loggers.TensorBoardLogger):
+class TensorBoardLogger(_InRunFolder, lightning_loggers.TensorBoardLogger):
     """Lightning's `TensorBoardLogger`, into the folder of the run unless another one is given.
 
     Args:
@@ -126,18 +133,7 @@ class TensorBoardLogger(lightning_loggers.TensorBoardLogger):
     """
 
     def __init__(self, save_dir: str | None = None, name: str = "tensorboard", version: str | None = None) -> None:
-        self._arguments = save_dir, name, version
-        self.start(None)
-
-    def start(self, folder: Path | None) -> None:
-        """Log into the folder of a run from now on."""
-        save_dir, name, version = self._arguments
-        super().__init__(save_dir or folder or "", name, version, default_hp_metric=False)
-
-    def finalize(self, status: str) -> None:
-        """Write the rest; forget the run, so that the logger can be used for another."""
-        super().finalize(status)
-        self.start(None)
+        super().__init__(save_dir, name, version, default_hp_metric=False)
 
 
 def _why_offline(base_url: str, api_key: str | None) -> str | None:
@@ -187,7 +183,7 @@ def open_logger(logger: Logger | bool, folder: Path, name: str, run: str | None 
             logger.start(folder, name, run_id if kind == _class_path(logger) else None)
         except Exception as error:  # wandb's own, pydantic's, or the operating system's
             raise InputError(f"Expected --logger to start but Weights & Biases refused: {error}") from error
-    elif isinstance(logger, (CSVLogger, TensorBoardLogger)):
+    elif isinstance(logger, _InRunFolder):
         logger.start(folder)
     return logger
 
