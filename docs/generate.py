@@ -1,7 +1,8 @@
 """An mkdocs hook: what the site says of the code is made from the code whenever the site is built.
 
-A page has a line ``<!-- generated: NAME -->`` where the text of the function of that name in `GENERATED` goes. The
-first page is the README. What is missing is a warning, which ``mkdocs build --strict`` takes for an error.
+A page has a line ``<!-- generated: NAME -->`` where the text of the function of that name in `GENERATED` goes, and each
+room of the package has a page of the API. What is missing is a warning, which ``mkdocs build --strict`` takes for an
+error. What the site has of the README and of the notebooks is in `repository.py`.
 """
 
 from __future__ import annotations
@@ -40,9 +41,7 @@ from jdfl_lightning.regularizers import Regularizer
 from jdfl_lightning.supervision import Supervision
 from jdfl_lightning.ui.loggers import CSVLogger, TensorBoardLogger, WandbRounds
 
-ROOT = Path(__file__).parents[1]
 SOURCE = Path(jdfl_lightning.__file__).parent
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 log = get_plugin_logger("generate")
 
 
@@ -233,18 +232,36 @@ def undocumented() -> Iterator[str]:
                     yield f"{export}.{name}"
 
 
-def api() -> str:
-    """Return mkdocstrings' directives for all that the package exports, by the part of the package it comes from."""
+@cache
+def rooms() -> dict[str, list[Any]]:
+    """Return all that the package exports, by the part of the package it comes from."""
     groups: dict[str, list[Any]] = {}
-    for name in jdfl_lightning.__all__:
+    for name in sorted(jdfl_lightning.__all__, key=str.lower):
         item = getattr(jdfl_lightning, name)
         groups.setdefault(_path(item).split(".")[1], []).append(item)
-    parts = []
-    for group in sorted(groups):
-        items = sorted(groups[group], key=lambda item: item.__name__.lower())
-        directives = "\n\n".join(f"::: {_path(item)}" for item in items)
-        parts.append(f"## {group}\n\n{_first_line(import_module(f'jdfl_lightning.{group}'))}\n\n{directives}")
-    return "\n\n".join(parts)
+    return dict(sorted(groups.items()))
+
+
+def _about(room: str) -> str:
+    return _first_line(import_module(f"jdfl_lightning.{room}"))
+
+
+def api() -> str:
+    """Return a table of the pages of the API."""
+    lines = ["| package | what it has | names |", "|---|---|---|"]
+    for room, items in rooms().items():
+        names = ", ".join(f"[`{_name(item)}`](api/{room}.md#{_path(item)})" for item in items)
+        lines.append(f"| [{room}](api/{room}.md) | {_about(room)} | {names} |")
+    return "\n".join(lines)
+
+
+def _name(item: Any) -> str:
+    return str(item.__name__).rpartition(".")[2]
+
+
+def api_page(room: str) -> str:
+    """Return the page of a room: mkdocstrings' directives for all that the package exports of it."""
+    return "\n\n".join([f"# {room}", _about(room), *(f"::: {_path(item)}" for item in rooms()[room])])
 
 
 # --- the hook -------------------------------------------------------------------------------------------------------
@@ -253,31 +270,16 @@ GENERATED = {"commands": commands, "settings": settings, "api": api}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Make the first page of the README, whose links start at the top of the repository."""
+    """Add the pages of the API."""
     for name in undocumented():
         log.warning(f"jdfl_lightning.{name} has no docstring.")
-    text = re.sub(r"\]\((?!docs/|[a-z]+:|#)", "](../", (ROOT / "README.md").read_text()).replace("](docs/", "](")
-    files.append(File.generated(config, "index.md", content=text))
+    for room in rooms():
+        files.append(File.generated(config, f"api/{room}.md", content=api_page(room)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put in what is generated, and mend the links that leave docs/, which are right in the repository alone."""
-    folder = (ROOT / "docs" / page.file.src_uri).parent
-
-    def mend(link: re.Match[str]) -> str:
-        words, (target, hash_sign, anchor) = link[1], link[2].partition("#")
-        path = (folder / target).resolve()
-        if not target or re.match(r"[a-z]+:", target) or path.is_relative_to(ROOT / "docs"):
-            return link[0]  # mkdocs looks at it
-        if path == ROOT / "README.md":
-            return f"[{words}]({os.path.relpath(ROOT / 'docs' / 'index.md', folder)}{hash_sign}{anchor})"
-        if not path.exists():
-            log.warning(f"{page.file.src_uri} links to {target}, which does not exist.")
-        return words  # a file that is no part of the site
-
-    parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)  # code, at odd places, stays as it is
-    markdown = "".join(part if place % 2 else LINK.sub(mend, part) for place, part in enumerate(parts))
+    """Put in what is generated."""
     return re.sub(r"<!-- generated: (\w+) -->", lambda place: GENERATED[place[1]](), markdown)
 
 

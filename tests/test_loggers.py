@@ -94,8 +94,9 @@ def test_curves_of_an_offline_run() -> None:
     assert found["config"]["rounds"] == 3
     assert found["config"]["data"] == as_dict(run)["data"]
     assert found["images"] == {"discovery", "curves", "confusion"}
-    (table,) = [row for row in found["history"] if any(key.startswith("clients/") for key in row)]
-    assert (table["clients/nrows"], table["clients/ncols"]) == (4, 7)
+    (table,) = [row for row in found["history"] if any(key.startswith("final/clients/") for key in row)]
+    assert (table["final/clients/nrows"], table["final/clients/ncols"]) == (4, 7)
+    assert {row["clients"] for row in curves} == {2}  # a name has one meaning
 
 
 @pytest.mark.parametrize("account", [False, True])

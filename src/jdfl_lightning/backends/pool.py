@@ -79,7 +79,8 @@ class PoolBackend(Backend):
         clients, accelerator = experiment.clients_per_round, experiment.trainer.accelerator
         if gpus:
             return min(clients, gpus)
-        on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.backends.mps.is_available())
+        elsewhere = torch.backends.mps.is_available() or torch.cuda.device_count() > 0
+        on_cpu = accelerator == "cpu" or (accelerator == "auto" and not elsewhere)
         if on_cpu and experiment.data.features is not None:
             return min(clients, torch.get_num_threads())
         return best_workers(clients, torch.get_num_threads(), self.threads) if on_cpu else 1

@@ -55,7 +55,7 @@ def close_run(
         logger.log_metrics(_numbers(details or own), step=state.round)
     rows = client_rows(workspace.experiment, state, details, personal)
     save_client_rows(folder, rows)
-    log_rows(logger, "clients", rows, state.round)
+    log_rows(logger, "final/clients", rows, state.round)  # `clients` is a number of every round
     return personal_line(own["personal"]["models"]) if own else ""
 
 
