@@ -232,8 +232,7 @@ class HiddenNet(nn.Sequential):
 class Matrices(torch.optim.SGD):
     """Trains matrices alone, as `torch.optim.Muon` of later versions does."""
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3) -> None:
-        params = list(params)
-        if any(parameter.ndim != 2 for parameter in params):
-            raise ValueError("Matrices only supports 2D parameters.")
+    def __init__(self, params: Iterable[Any], lr: float = 1e-3) -> None:
         super().__init__(params, lr)
+        if any(parameter.ndim != 2 for group in self.param_groups for parameter in group["params"]):
+            raise ValueError("Matrices only supports 2D parameters.")
