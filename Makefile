@@ -2,6 +2,7 @@
 # make check      the same environment with the extra `test`; lint, types, doctests and all quick tests
 # make test       the same with the tests that start a federation, Ray, notebooks or a browser, or kill processes
 # make lowest     the quick tests with the lowest versions that pyproject.toml allows, in an environment of its own
+# make lock       requirements.lock anew: the newest version of everything that the package and its tests need, with hashes
 # make docs       the documentation site, in build/site; a broken link or a missing docstring is an error
 # make bench      all benchmarks, in about three hours on two cores; they write their tables into docs/
 # make notebooks  run the notebooks and put their outputs into them
@@ -15,7 +16,7 @@ ARGS ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: fit check test lint quick everything lowest docs wheel bench notebooks clean
+.PHONY: fit check test lint quick everything lowest lock docs wheel bench notebooks clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
@@ -38,11 +39,15 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-lowest: $(VENV)/.installed-test
+lowest: build/uv/bin/uv
 	$(PYTHON) -m venv build/lowest
-	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
-	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[test]'
+	build/uv/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[test]'
 	build/lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+
+# for every Python and system, from the public index: uv does not read the settings of pip, nor here its own
+lock: build/uv/bin/uv
+	build/uv/bin/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.10 --extra test \
+		--generate-hashes --custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict $(ARGS)
@@ -71,6 +76,10 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/registered.py --features --per_round 1000 --clients 1000 10000 100000 --rounds 12 --probed 10000
 	$(BIN)/python benchmarks/ray_rounds.py
 	$(BIN)/python benchmarks/flower_rounds.py
+
+build/uv/bin/uv:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -40,6 +40,13 @@ settings.load_profile("any machine")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave out the doctests of the one module that imports flwr where it cannot be installed."""
+    if sys.version_info < (3, 11):
+        module = Path(__file__).parents[1] / "src/jdfl_lightning/federation/flower.py"
+        config.option.ignore = [*(config.option.ignore or ()), str(module)]
+
+
 @pytest.hookimpl(trylast=True)  # when the tests that are not asked for are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take long, so that no process of pytest-xdist ends with one while the others idle."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -227,3 +227,12 @@ class HiddenNet(nn.Sequential):
 
     def __init__(self, size: int, hidden: int = 12) -> None:
         super().__init__(nn.Flatten(), nn.Linear(3 * size * size, hidden), nn.ReLU())
+
+
+class Matrices(torch.optim.SGD):
+    """Trains matrices alone, as `torch.optim.Muon` of later versions does."""
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-3) -> None:
+        super().__init__(params, lr)
+        if any(parameter.ndim != 2 for group in self.param_groups for parameter in group["params"]):
+            raise ValueError("Matrices only supports 2D parameters.")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import ray
 
-from flower_grid import run_on_grid, write_config
 from helpers import contents, experiment, same
 from jdfl_lightning import Experiment, PoolBackend, RayBackend, algorithms, fit
 
@@ -59,6 +58,8 @@ def test_same_bits_on_ray(algorithm: str, supervision: str) -> None:
 
 @pytest.mark.parametrize(("algorithm", "supervision"), pairs("flower"))
 def test_same_bits_on_flower(algorithm: str, supervision: str) -> None:
+    from flower_grid import run_on_grid, write_config
+
     run = setting(algorithm, supervision)
     fit(replace(run, run_dir="local"))
     run_on_grid(write_config(run), {"run_dir": "flower"}, sites=2)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flower_grid import run_on_grid, write_config
 from helpers import Lines, contents, experiment, finished, same
 from jdfl_lightning import (
     EarlyStopping,
@@ -382,6 +381,8 @@ def test_all_backends_stop_after_the_same_round(where: str) -> None:
         fit(replace(run, run_dir="pool", backend=PoolBackend(workers=2, threads=1)))
         assert same("local", "pool")
     else:
+        from flower_grid import run_on_grid, write_config
+
         run_on_grid(write_config(run), {"run_dir": "flower"}, sites=2)
         ours, theirs = contents("local"), contents("flower")
         assert all(ours[name] == theirs[name] for name in ("rows", "stopped.json", "last.safetensors"))

@@ -5,10 +5,15 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip("flwr needs Python 3.11", allow_module_level=True)
+
 import yaml
 from PIL import Image
 

@@ -22,12 +22,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import yaml
-from flwr.common.config import parse_config_args
 from lightning.pytorch.cli import LightningCLI
 from PIL import Image
 
@@ -216,9 +216,13 @@ class Page:
         assert all(re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in words)
 
     def _do_pip(self, words: list[str]) -> None:
-        """Only this package, with extras that it has."""
+        """Only this package, with extras that it has, and what its lock file lists."""
         assert words[0] == "install"
-        for word in words[1:]:
+        for before, word in pairwise(words):
+            if before == "-r":
+                assert (ROOT / word).is_file(), word
+            if before == "-r" or word in ("-r", "--require-hashes", "--no-deps"):
+                continue
             found = re.fullmatch(r"(?:\.|jdfl-lightning)(?:\[([\w,]+)\])?", word)
             assert found, word
             assert set((found[1] or "test").split(",")) <= set(PROJECT["project"]["optional-dependencies"])
@@ -251,6 +255,8 @@ def run_program(command: Command) -> None:
 @cache
 def known_options(program: str, *subcommands: str) -> frozenset[str]:
     """Return the options that a program's help names."""
+    if program != "ray" and sys.version_info < (3, 11):
+        pytest.skip("flwr needs Python 3.11")
     environment = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "FLWR_TELEMETRY_ENABLED": "0"}
     environment |= {"FLWR_HOME": str(Path.cwd() / "flwr"), "FLWR_DISABLE_UPDATE_CHECK": "1"}
     arguments = [program, *subcommands, "--help"]
@@ -277,12 +283,16 @@ def check_options(program: str, words: list[str]) -> None:
     for before, word in zip(["", *words], words, strict=False):
         if word.startswith("--"):
             assert word.partition("=")[0] in known, f"{program} {' '.join(subcommands)} has no {word}"
-        elif before == "--run-config":
-            app = tomllib.loads((ROOT / "examples" / "flower_app" / "pyproject.toml").read_text())
-            assert set(parse_config_args([word])) <= set(app["tool"]["flwr"]["app"]["config"])
-        elif before == "--node-config":
-            page = (ROOT / "docs" / "flower.md").read_text()
-            assert all(f"| `{name}` |" in page for name in parse_config_args([word])), f"{word}: not in the table"
+        elif before in ("--run-config", "--node-config"):
+            from flwr.common.config import parse_config_args
+
+            names = set(parse_config_args([word]))
+            if before == "--run-config":
+                app = tomllib.loads((ROOT / "examples" / "flower_app" / "pyproject.toml").read_text())
+                assert names <= set(app["tool"]["flwr"]["app"]["config"])
+            else:
+                page = (ROOT / "docs" / "flower.md").read_text()
+                assert all(f"| `{name}` |" in page for name in names), f"{word}: not in the table"
 
 
 @contextlib.contextmanager
@@ -342,6 +352,7 @@ def test_page(page: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, capsy
         Block("sh", "python benchmarks/digits_table.py --seeds 0 -- --rouns 3", 1),
         Block("sh", "pip install '.[nothing]'", 1),
         Block("sh", "pip install something-else", 1),
+        Block("sh", "pip install -r nothing.lock", 1),
         Block("sh", "make nothing", 1),
         Block("sh", "pytest tests/test_nothing.py", 1),
         Block("sh", "flower-superlink --insecur", 1),

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flower_grid import run_on_grid, write_config
 from helpers import contents, digits, experiment, same
 from jdfl_lightning import (
     Clustering,
@@ -256,6 +255,8 @@ def weights_file(file: Path, seed: int = 5) -> Path:
 
 def test_same_bits_on_flower(tmp_path: Path) -> None:
     """Every site computes its own features."""
+    from flower_grid import run_on_grid, write_config
+
     arguments = FROZEN | {"weights": str(weights_file(tmp_path / "mine.safetensors"))}
     run = setting(supervision="graded", backbone_args=arguments)
     fit(replace(run, run_dir="local"))
@@ -268,6 +269,8 @@ def test_same_bits_on_flower(tmp_path: Path) -> None:
 
 def test_a_site_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file has the same name there, but another content."""
+    from flower_grid import run_on_grid, write_config
+
     file = weights_file(tmp_path / "mine.safetensors")
     run = setting(supervision="base", backbone_args=FROZEN | {"weights": str(file)})
     config = write_config(run)

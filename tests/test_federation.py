@@ -6,14 +6,19 @@ import json
 import math
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip("flwr needs Python 3.11", allow_module_level=True)
+
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flower_grid import run_on_grid, write_config
 from helpers import contents, experiment, finished, same
 from jdfl_lightning import EM, Agreement, Balance, Online, PoolBackend, Prototype, SoftTargetKLLoss, fit
 from jdfl_lightning.core.errors import InputError
@@ -388,6 +387,8 @@ def test_a_pool_a_resumed_run_and_one_process_agree_to_the_bit(parts: dict[str, 
 
 @pytest.mark.parametrize("parts", LEARNING, ids=["em", "online"])
 def test_flower_agrees_to_the_bit(parts: dict[str, Any]) -> None:
+    from flower_grid import run_on_grid, write_config
+
     run = experiment(rounds=2, client_fraction=0.75, **parts)
     finished("local", rounds=2, client_fraction=0.75, **parts)
     run_on_grid(write_config(run), {"run_dir": "flower"}, sites=2)

@@ -400,7 +400,7 @@ def test_one_class_for_a_list() -> None:
     ("settings", "message"),
     [
         ({"optimizer": Part("torch.optim.Adam", lr=-1.0)}, "Invalid learning rate"),
-        ({"optimizer": Part("torch.optim.Muon"), "backbone": "PaperCNN"}, "only supports 2D parameters"),
+        ({"optimizer": Part("own_parts.Matrices"), "backbone": "PaperCNN"}, "only supports 2D parameters"),
         ({"lr_scheduler": Part("torch.optim.lr_scheduler.OneCycleLR", max_lr=1.0)}, "total_steps"),
         ({"round_scheduler": Part("torch.optim.lr_scheduler.MultiStepLR", milestones=3)}, "TypeError"),
     ],

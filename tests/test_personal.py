@@ -8,14 +8,13 @@ import statistics
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from flower_grid import FakeGrid, on_grid, over_the_wire, serve, write_config
 from helpers import ScalarNet, contents, digits, experiment, same
 from jdfl_lightning import (
     ClusterAvg,
@@ -45,6 +44,9 @@ from jdfl_lightning.storage.checkpoint import Checkpoints, ClientStates, load_re
 from test_algorithms import A, B, Played, close, quadratic, toy
 from test_loop import both_ways
 from test_vector import agree
+
+if TYPE_CHECKING:
+    from flower_grid import FakeGrid
 
 X, Y = "backbone.x", "backbone.y"
 
@@ -274,6 +276,8 @@ def test_same_weights_in_a_stack(algorithm: str, monkeypatch: pytest.MonkeyPatch
 
 def watched(config: str, sites: int) -> tuple[FakeGrid, list[Any]]:
     """A grid that remembers every message, in both directions."""
+    from flower_grid import on_grid, over_the_wire
+
     grid, seen = on_grid(config, {"run_dir": "flower"}, sites), []
 
     def remember(message: Any, reply: Any) -> Any:
@@ -296,6 +300,8 @@ def test_private_tensors_never_leave_a_site(algorithm: str) -> None:
 
     What the server sends is the shared initialisation of a private head, with models to evaluate, and nothing else.
     """
+    from flower_grid import serve, write_config
+
     run = setting(algorithm)
     fit(replace(run, run_dir="local"))
     config = write_config(run)

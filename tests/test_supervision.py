@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from flower_grid import run_on_grid
 from helpers import contents, experiment, finished, same
 from jdfl_lightning import JointHead, PoolBackend, SoftTargetKLLoss, fit
 from jdfl_lightning.client.fit import Workspace, fit_client
@@ -145,6 +144,8 @@ def test_own_parts_on_ray() -> None:
 
 
 def test_own_parts_on_flower(local_run: dict[str, Any]) -> None:
+    from flower_grid import run_on_grid
+
     Path("mine.yaml").write_text(yaml.safe_dump(settings()))
     run_on_grid("mine.yaml", {"run_dir": "flower"}, sites=2)
     ours, theirs = (load_model(Path(name), "last").weights for name in ("flower", "local"))
