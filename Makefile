@@ -4,6 +4,7 @@
 # make lowest     the quick tests with the lowest versions that pyproject.toml allows, in an environment of its own
 # make docs       the documentation site, in build/site; a broken link or a missing docstring is an error
 # make bench      all benchmarks, in about three hours on two cores; they write their tables into docs/
+# make peers      the same job by hand, by Flower, by pfl-research and by this package, in an environment of its own
 # make notebooks  run the notebooks and put their outputs into them
 # make wheel      build the wheel, install it alone in an empty environment and run it outside the checkout
 
@@ -15,7 +16,7 @@ ARGS ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: fit check test lint quick everything lowest docs wheel bench notebooks clean
+.PHONY: fit check test lint quick everything lowest docs wheel bench peers notebooks clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
@@ -71,6 +72,13 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/registered.py --features --per_round 1000 --clients 1000 10000 100000 --rounds 12
 	$(BIN)/python benchmarks/ray_rounds.py
 	$(BIN)/python benchmarks/flower_rounds.py
+
+# pfl wants older versions of some packages than the tests do, and Flower's simulation one version of Ray; together they
+# need Python 3.11 or 3.12
+peers:
+	$(PYTHON) -m venv build/peers
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check --editable . 'flwr[simulation]>=1.41,<2' 'pfl[pytorch]==0.6.0'
+	build/peers/bin/python benchmarks/peers.py $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
