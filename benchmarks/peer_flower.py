@@ -6,7 +6,6 @@ What a client does is the hand-written loop's. An actor reads the job and builds
 from __future__ import annotations
 
 import os
-import time
 from functools import cache
 
 import torch
@@ -15,8 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from peer_job import Network, Prepared
-from torch import Tensor
+from peer_job import Network, Prepared, Rounds
 
 client_app = ClientApp()
 
@@ -39,21 +37,20 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics}), reply_to=message)
 
 
-def run(job: Prepared) -> tuple[list[float], dict[str, Tensor]]:
-    """Do the job; return when each round ended, and the last weights."""
-    clients, ends, last = job.job.clients, [], {}
+def run(job: Prepared) -> Rounds:
+    """Do the job."""
+    clients, rounds = job.job.clients, Rounds(job.job.rounds)
     server_app = ServerApp()
 
     def note(round: int, arrays: ArrayRecord) -> None:
         if round:  # it is called before the first one too
-            ends.append(time.monotonic())
+            rounds.note(arrays.to_torch_state_dict)
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
-        result = strategy.start(grid, ArrayRecord(job.weights), num_rounds=job.job.rounds, evaluate_fn=note)
-        last.update(result.arrays.to_torch_state_dict())
+        strategy.start(grid, ArrayRecord(job.weights), num_rounds=job.job.rounds, evaluate_fn=note)
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": {"num_cpus": 2}}
     run_simulation(server_app, client_app, num_supernodes=clients, backend_config=resources)
-    return ends, last
+    return rounds

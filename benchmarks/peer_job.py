@@ -7,9 +7,10 @@ batch of every client in every round, so that nobody needs a random number.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -37,6 +38,34 @@ class Job:
     lr: float = 0.01
     bf16: bool = False
     """Whether products are computed in bfloat16."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether rounding stays rounding: the small network has too few ReLUs and no maxima to be nearly ties."""
+        return not self.backbone.endswith("PaperCNN")
+
+
+@dataclass
+class Rounds:
+    """What somebody notes down of the rounds of a job."""
+
+    total: int
+    ends: list[float] = field(default_factory=list)
+    """When each round ended."""
+    resumes: list[float] = field(default_factory=list)
+    """When the next one began: to note the weights takes time that is not the round's."""
+    first: dict[str, Tensor] = field(default_factory=dict)
+    """The server's weights after the first round."""
+    last: dict[str, Tensor] = field(default_factory=dict)
+    """The server's weights after the last round."""
+
+    def note(self, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+        """A round is over; the weights are asked for after the first and the last round only."""
+        self.ends.append(time.monotonic())
+        if len(self.ends) in (1, self.total):
+            copy = {name: value.detach().clone() for name, value in weights().items()}
+            self.first, self.last = self.first or copy, copy
+        self.resumes.append(time.monotonic())
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
-from peer_job import Prepared
-from torch import Tensor
+from peer_job import Prepared, Rounds
 
 
-def run(job: Prepared) -> tuple[list[float], dict[str, Tensor]]:
-    """Do the job; return when each round ended, and the last weights."""
-    network, weights, ends = job.network(), job.weights, []
+def run(job: Prepared) -> Rounds:
+    """Do the job."""
+    network, weights, rounds = job.network(), job.weights, Rounds(job.job.rounds)
     for round in range(1, job.job.rounds + 1):
         sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in weights.items()}
         total = 0
@@ -22,5 +19,5 @@ def run(job: Prepared) -> tuple[list[float], dict[str, Tensor]]:
                 sums[name] += value.double() * count
             total += count
         weights = {name: (value / total).float() for name, value in sums.items()}
-        ends.append(time.monotonic())
-    return ends, weights
+        rounds.note(lambda: weights)  # noqa: B023 - it is called at once
+    return rounds

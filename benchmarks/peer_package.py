@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from typing import ClassVar
 
 import torch
-from peer_job import BATCH, CLASSES, Job, Prepared
+from peer_job import BATCH, CLASSES, Job, Prepared, Rounds
 from torch import Tensor
 
 from jdfl_lightning import DomainDataModule, Experiment, LocalBackend, PoolBackend, RunCallback, VectorBackend, fit
@@ -84,20 +83,20 @@ def prepare(job: Job) -> Prepared:
 
 
 class Clock(RunCallback):
-    """Takes down when each round is over, its checkpoint included, and the last weights."""
+    """Takes down when each round is over, its checkpoint included."""
 
-    ends: ClassVar[list[float]] = []  # of the class, as a run uses a copy of a callback
-    last: ClassVar[dict[str, Tensor]] = {}
+    rounds: ClassVar[Rounds]
+    """Of the class, as a run uses a copy of a callback."""
 
     def round_aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
         """A round is over."""
-        self.ends.append(time.monotonic())
-        self.last.update(state.weights)
+        self.rounds.note(lambda: state.weights)
 
 
-def run(job: Prepared, backend: str) -> tuple[list[float], dict[str, Tensor]]:
-    """Do the job; return when each round ended, and the last weights."""
+def run(job: Prepared, backend: str) -> Rounds:
+    """Do the job."""
     reuse_memory()  # as the command line does
+    Clock.rounds = Rounds(job.job.rounds)
     with tempfile.TemporaryDirectory() as folder:
         fit(experiment(job.job, BACKENDS[backend], f"{folder}/run"), progress=False)
-    return Clock.ends, Clock.last
+    return Clock.rounds

@@ -6,10 +6,9 @@ pfl finds the other process by its own variables PFL_WORKER_ADDRESSES and PFL_WO
 from __future__ import annotations
 
 import itertools
-import time
 
 import torch
-from peer_job import BATCH, Prepared
+from peer_job import BATCH, Prepared, Rounds
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -30,19 +29,19 @@ def _no_evaluation(*batch: Tensor) -> dict[str, Weighted]:
 
 
 class _Clock(TrainingProcessCallback):
-    def __init__(self) -> None:
-        self.ends: list[float] = []
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds = rounds
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        self.ends.append(time.monotonic())
+        self.rounds.note(lambda: model.variable_map)
         return False, Metrics()
 
 
-def run(job: Prepared) -> tuple[list[float], dict[str, Tensor]]:
-    """Do the job; return when each round ended, and the last weights."""
-    network, clients, rounds = job.network(), job.job.clients, job.job.rounds
+def run(job: Prepared) -> Rounds:
+    """Do the job."""
+    network, clients, rounds = job.network(), job.job.clients, Rounds(job.job.rounds)
     here = clients // pytorch_ops.distributed.world_size  # of a round's clients
     asked = itertools.count()
 
@@ -58,16 +57,18 @@ def run(job: Prepared) -> tuple[list[float], dict[str, Tensor]]:
         amp_dtype=torch.bfloat16 if job.job.bf16 else None,
     )
     data = FederatedDataset(images_of, itertools.cycle(range(clients)).__next__)
-    clock = _Clock()
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=rounds, train_cohort_size=clients, val_cohort_size=None
+            central_num_iterations=rounds.total,
+            evaluation_frequency=rounds.total,
+            train_cohort_size=clients,
+            val_cohort_size=None,
         ),
         SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByDatapoints()]),
         model,
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.job.lr, local_batch_size=BATCH),
         NNEvalHyperParams(local_batch_size=None),
-        callbacks=[clock],
+        callbacks=[_Clock(rounds)],
         send_metrics_to_platform=False,
     )
-    return clock.ends, {name: value.detach() for name, value in network.named_parameters()}
+    return rounds
