@@ -35,10 +35,10 @@ from timing import write_section
 THREADS = 2
 RESULTS = Path(__file__).parents[1] / "build/peers.json"
 COLUMNS = {
-    "112 px": Job(size=112, clients=4, images=96, rounds=3),
+    "112 px": Job(size=112, clients=4, images=64, rounds=3),
     "32 px": Job(size=32, clients=10, images=96, rounds=4),
     "tiny": Job(size=8, clients=100, images=32, rounds=11, backbone="small_net.small_net"),
-    "bf16": Job(size=112, clients=4, images=96, rounds=3, bf16=True),
+    "bf16": Job(size=112, clients=4, images=64, rounds=3, bf16=True),
 }
 NEAR, STILL_NEAR = 1e-3, 0.3
 """How far from the loop's an update may be, as a share of its length: after the first round, and after the last.
