@@ -5,6 +5,7 @@
 # make lock       requirements.lock anew: the newest version of everything that the package and its tests need, with hashes
 # make docs       the documentation site, in build/site; a broken link or a missing docstring is an error
 # make bench      all benchmarks, in about three hours on two cores; they write their tables into docs/
+# make peers      the same job by hand, by Flower, by pfl-research and by this package, in an environment of its own
 # make notebooks  run the notebooks and put their outputs into them
 # make wheel      build the wheel, install it alone in an empty environment and run it outside the checkout
 
@@ -16,7 +17,7 @@ ARGS ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: fit check test lint quick everything lowest lock docs wheel bench notebooks clean
+.PHONY: fit check test lint quick everything lowest lock docs wheel bench peers notebooks clean
 
 fit: $(VENV)/.installed
 	$(BIN)/jdfl-lightning fit $(ARGS)
@@ -80,6 +81,13 @@ bench: $(VENV)/.installed-test
 build/uv/bin/uv:
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+
+# pfl wants older versions of some packages than the tests do, and Flower's simulation one version of Ray; together they
+# need Python 3.11 or 3.12
+peers:
+	$(PYTHON) -m venv build/peers
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check --editable . 'flwr[simulation]>=1.41,<2' 'pfl[pytorch]==0.6.0'
+	build/peers/bin/python benchmarks/peers.py $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
