@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 from PIL import Image
 
@@ -49,6 +51,7 @@ def words(page: Path) -> str:
     return unescape(re.sub(r"<[^>]+>", "", page.read_text()))
 
 
+@pytest.mark.slow
 def test_every_command_is_there(site: Path) -> None:
     text = words(site / "commands" / "index.html")
     for name, command in COMMANDS.items():
@@ -63,6 +66,7 @@ def names(settings: dict[str, Any], prefix: str = "") -> Iterator[str]:
         yield from names(nested, f"{prefix}{name}.")
 
 
+@pytest.mark.slow
 def test_every_setting_is_there(site: Path) -> None:
     text = (site / "settings" / "index.html").read_text()
     wanted = set(names(as_dict(Experiment()))) | {"algorithm.mu", "data.download", "backend.actors", "logger.project"}
@@ -71,6 +75,7 @@ def test_every_setting_is_there(site: Path) -> None:
         assert f"<code>{name}</code>" in text, name
 
 
+@pytest.mark.slow
 def test_every_export_is_there(site: Path) -> None:
     page = (site / "api" / "index.html").read_text()
     for name in jdfl_lightning.__all__:
@@ -81,6 +86,7 @@ def test_every_export_is_there(site: Path) -> None:
     assert ":math:" not in page
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched(site: Path) -> None:
     """Neither fonts nor scripts nor pictures from elsewhere."""
     for page in site.rglob("*.html"):
@@ -91,9 +97,11 @@ def test_nothing_is_fetched(site: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["concepts", "targets"])
-def test_the_pictures_can_be_drawn_again(name: str, tmp_path: Path) -> None:
+def test_the_pictures_can_be_drawn_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, file = ROOT / "docs" / "images" / f"{name}.py", tmp_path / f"{name}.png"
-    subprocess.run([sys.executable, str(script), str(file)], env={**os.environ, "MPLBACKEND": "agg"}, check=True)
+    monkeypatch.setattr(sys, "argv", [str(script), str(file)])
+    runpy.run_path(str(script), run_name="__main__")
+    plt.close("all")
     with Image.open(file) as drawn, Image.open(script.with_suffix(".png")) as committed:
         assert drawn.size == committed.size
 
@@ -132,6 +140,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 def test_mistakes_are_errors(tmp_path: Path) -> None:
     """Broken links and anchors, pages that are missing or in no menu, and missing docstrings end the build."""
     checkout = tmp_path / "checkout"
