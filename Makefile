@@ -1,6 +1,6 @@
 # make fit        the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
 # make check      the same environment with the extra `test`; lint, types, doctests and all quick tests
-# make test       the same with the tests that start a federation, Ray, notebooks or a browser, or kill processes
+# make test       the same with the tests that start a program, a federation, Ray, notebooks or a browser, or kill processes
 # make lowest     the quick tests with the lowest versions that pyproject.toml allows, in an environment of its own
 # make lock       requirements.lock anew: the newest version of everything that the package and its tests need, with hashes
 # make docs       the documentation site, in build/site; a broken link or a missing docstring is an error

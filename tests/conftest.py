@@ -70,6 +70,8 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(sys, "path", list(sys.path))  # commands add the working folder
+    # No test cuts the power, and a run waits some 30 times for the disk. What is synced when: test_resume.py.
+    monkeypatch.setattr(os, "fsync", os.fstat)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -182,9 +184,15 @@ def image_tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def real_data() -> Path:
-    """Folder of the real data sets; tests that need it are skipped where `JDFL_DATA` does not name one."""
+def real_data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the real data sets; tests that need it are skipped where `JDFL_DATA` does not name one.
+
+    All tests share one cache, in all processes: decoding takes longer than what they look at.
+    """
     folder = os.environ.get("JDFL_DATA")
     if not folder:
         pytest.skip("JDFL_DATA names no folder with pacs/ and office_caltech_10/")
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    monkeypatch.setenv("JDFL_CACHE", str(base / "decoded"))
     return Path(folder)

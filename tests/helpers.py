@@ -82,6 +82,17 @@ def until(condition: Callable[[], Any], seconds: float = 300, what: str = "") ->
     return found
 
 
+def checkered(rows: Sequence[Any], columns: Sequence[Any], every: int = 2) -> list[Any]:
+    """All pairs as parameters of a test, for `make check` only so many that each row and each column is there."""
+    import pytest  # not for worker processes, which import networks from here
+
+    return [
+        pytest.param(one, other, marks=[pytest.mark.slow] * ((row + column) % every != 0))
+        for row, one in enumerate(rows)
+        for column, other in enumerate(columns)
+    ]
+
+
 def environment() -> dict[str, str]:
     """Variables of a process that finds these helpers, and the package where this process does."""
     path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import Reports, ToyData, Watched, experiment
+from helpers import Reports, ToyData, Watched, checkered, experiment
 from jdfl_lightning import (
     Algorithm,
     DigitsDomains,
@@ -581,8 +581,7 @@ def test_without_states_and_coefficients_the_first_round_is_fedavgs_to_the_bit(n
         assert all(torch.equal(new[key], mean[key]) for key in mean)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("supervision", ["base", "hard", "graded", "random"])
+@pytest.mark.parametrize(("name", "supervision"), checkered(ALL, ("base", "hard", "graded", "random")))
 def test_every_algorithm_runs_with_every_supervision(name: str, supervision: str) -> None:
     algorithm = getattr(algorithms, name)()
     run = fit(experiment(algorithm=algorithm, supervision=supervision, run_dir="run", rounds=2, client_fraction=0.5))

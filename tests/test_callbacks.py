@@ -322,11 +322,21 @@ class After(RunCallback):
         return f"{self.rounds} rounds\n are enough" if self.enough else None
 
 
-@pytest.mark.parametrize(("algorithm", "step"), [("FedAvg", 1), ("SCAFFOLD", 4)])
-def test_a_stopping_run_cut_at_every_write(algorithm: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "step", "least"),
+    [
+        ("FedAvg", 4, 3),
+        ("SCAFFOLD", 12, 3),
+        pytest.param("FedAvg", 1, 9, marks=pytest.mark.slow),
+        pytest.param("SCAFFOLD", 4, 9, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopping_run_cut_at_every_write(
+    algorithm: str, step: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ended before any file gets its name or goes: resumed, it stops after the same round and leaves the same.
 
-    Most files of SCAFFOLD are states of clients, so that every fourth is enough.
+    Most files of SCAFFOLD are states of clients, so that every fourth is enough; `make check` takes fewer.
     """
     settings: dict[str, Any] = {"algorithm": getattr(algorithms, algorithm)(), **STILL}
     settings |= {"checkpoint": Checkpointing(every=2, keep=1), "callbacks": [EarlyStopping(patience=2)]}
@@ -345,7 +355,7 @@ def test_a_stopping_run_cut_at_every_write(algorithm: str, step: int, monkeypatc
         fit(experiment(run_dir=folder, resume="auto", **settings))
         assert contents(folder) == whole, place
         place += step
-    assert cuts > 8
+    assert cuts >= least
 
 
 def cut_when_none_is_left(method: Callable[..., Any], left: list[int]) -> Callable[..., Any]:

@@ -373,6 +373,7 @@ def test_interrupt_ends_with_130() -> None:
     assert not Path("run/metrics.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error() -> None:
     finished("run", rounds=1, supervision="base")
     Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save("x.png")

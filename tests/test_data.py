@@ -366,8 +366,11 @@ def test_hold_out_sizes_are_the_papers(real_data: Path) -> None:
     assert [len(held) for held in office.partition.clients] == [766, 898, 125, 236]
 
 
-def test_second_start_reads_the_cache_in_no_time(real_data: Path) -> None:
+def test_second_start_reads_the_cache_in_no_time(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not a timing: the second start opens no image at all."""
+    monkeypatch.setenv("JDFL_CACHE", str(tmp_path / "cache"))
     root = str(real_data / "office_caltech_10")
     OfficeCaltech(root=root, size=8).setup()
     with pytest.MonkeyPatch.context() as patch:

@@ -471,7 +471,7 @@ def test_a_probe_leaves_a_clients_states_alone() -> None:
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 def test_precision_survives_new_processes(precision: str) -> None:
     """Flower starts a process for each message: nothing that counts may be in one."""
-    run = experiment(rounds=3, supervision="base", trainer=TrainerOptions(precision=precision))  # type: ignore[arg-type]
+    run = experiment(rounds=2, supervision="base", trainer=TrainerOptions(precision=precision))  # type: ignore[arg-type]
     fit(replace(run, run_dir="local"))
     config = write_config(run)
     grid = on_grid(config, RUN, sites=2)

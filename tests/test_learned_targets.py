@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import contents, experiment, finished, same
+from helpers import checkered, contents, experiment, finished, same
 from jdfl_lightning import EM, Agreement, Balance, Online, PoolBackend, Prototype, SoftTargetKLLoss, fit
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import UNKNOWN
@@ -345,8 +345,10 @@ def test_what_crosses_is_counted() -> None:
         assert 0 < row["targets/moved"] <= 1
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
-@pytest.mark.parametrize("learned", [EM(kappa=50.0, warmup=0.0), Online()])
+@pytest.mark.parametrize(
+    ("learned", "precision"),
+    checkered((EM(kappa=50.0, warmup=0.0), Online()), ("bf16-mixed", "bf16-true", "64-true")),
+)
 def test_other_precisions(learned: Supervision, precision: Any) -> None:
     from jdfl_lightning.client.trainer import TrainerOptions
 

@@ -25,6 +25,7 @@ print(faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
 def test_memory_of_large_tensors_is_reused() -> None:
     """10 tensors of 64 MB, 4 kB a page: 156,250 pages that come anew, or none."""

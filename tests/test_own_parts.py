@@ -466,7 +466,7 @@ def test_the_page_of_own_parts_runs_in_a_pool_and_is_resumed(monkeypatch: pytest
     Path("parts.py").write_text(code)
     Path("mine.yaml").write_text(config)
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    page = ["--config", "mine.yaml", "--data.test_fraction", "0.9"]
+    page = ["--config", "mine.yaml", "--data.test_fraction", "0.9", "--data.size", "8"]
     fit(parse_experiment("fit", [*page, "--run_dir", "whole"]))
     fit(parse_experiment("fit", [*page, "--run_dir", "cut", "--rounds", "2"]))
     fit(parse_experiment("fit", ["--resume", "cut", "--rounds", "4"]))

@@ -261,6 +261,7 @@ def run_script(text: str, said: str = "") -> list[str]:
     return Path("told").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_fits_twice() -> None:
     """Workers are not the script's process, come from one fork server, and have the script's path from the start.
 
@@ -273,6 +274,7 @@ def test_a_script_without_a_guard_fits_twice() -> None:
     assert len(parents) == 1
 
 
+@pytest.mark.slow
 def test_a_process_ends_although_a_thread_of_it_still_trains() -> None:
     """Python waits for processes that are left; these end only if the server hangs up."""
     waits = "while not Path('told').exists(): time.sleep(0.05)\n"

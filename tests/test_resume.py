@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
-from helpers import contents, digits, discovered, experiment, finished
+from helpers import checkered, contents, digits, discovered, experiment, finished
 from jdfl_lightning import Experiment, PoolBackend, algorithms, evaluate, fit
 from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.config import Checkpointing, as_dict
@@ -63,14 +63,7 @@ def interrupted(after: int, **changes: Any) -> None:
     fit(experiment(resume="cut", **changes))
 
 
-@pytest.mark.parametrize(
-    ("name", "supervision"),
-    [  # each with two of the supervisions in `make check`, with the third in `make test`
-        pytest.param(name, supervision, marks=[pytest.mark.slow] * ((row + column) % 3 == 2))
-        for row, name in enumerate(STATEFUL)
-        for column, supervision in enumerate(("base", "graded", "random"))
-    ],
-)
+@pytest.mark.parametrize(("name", "supervision"), checkered(STATEFUL, ("base", "graded", "random"), every=3))
 def test_continued_is_uninterrupted(name: str, supervision: str) -> None:
     """To the bit: weights, client states, server record, metrics, best round."""
     algorithm = getattr(algorithms, name)()
@@ -584,7 +577,7 @@ def test_going_back_and_being_killed() -> None:
 def test_going_back_leaves_the_rows_that_stay(before: int, after: int, killed: bool) -> None:
     """Rounds that are over stay evaluated, or not, as they were, whatever --evaluate_every is from then on."""
     changes: dict[str, Any] = {"supervision": "base", "checkpoint": Checkpointing(keep=3)}
-    fit(experiment(run_dir="run", rounds=6, evaluate_every=before, **changes))
+    finished("run", rounds=6, evaluate_every=before, **changes)
     rows = contents("run")["rows"]
     back: dict[str, Any] = {"rounds": 6, "evaluate_every": after, **changes}
     if killed:

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import Lines, Reports, experiment, finished
+from helpers import Lines, Reports, checkered, experiment, finished
 from jdfl_lightning import SCAFFOLD, FedAvg, FedProc, RobustFedAvg, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms import Algorithm, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
@@ -157,8 +157,10 @@ def test_fedproc_refuses_sums_that_no_images_have() -> None:
     assert not play(boast, folder="honest", algorithm=FedProc(), rounds=2).refusals
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true", "bf16-mixed"])
-@pytest.mark.parametrize("name", ["SCAFFOLD", "FedDC", "FedProc", "FedAvg"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    checkered(("SCAFFOLD", "FedDC", "FedProc", "FedAvg"), ("64-true", "bf16-true", "16-true", "bf16-mixed")),
+)
 def test_what_is_declared_is_what_clients_send(name: str, precision: str) -> None:
     """In every round, for clients that come again and such that come later, whatever types there are by then."""
     algorithm = getattr(algorithms, name)()

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 from PIL import Image
 from playwright.sync_api import sync_playwright
@@ -55,6 +57,7 @@ def words(page: Path) -> str:
     return unescape(re.sub(r"<[^>]+>", "", page.read_text()))
 
 
+@pytest.mark.slow
 def test_every_command_is_there(site: Path) -> None:
     text = words(site / "commands" / "index.html")
     for name, command in COMMANDS.items():
@@ -69,6 +72,7 @@ def names(settings: dict[str, Any], prefix: str = "") -> Iterator[str]:
         yield from names(nested, f"{prefix}{name}.")
 
 
+@pytest.mark.slow
 def test_every_setting_is_there(site: Path) -> None:
     text = (site / "settings" / "index.html").read_text()
     wanted = set(names(as_dict(Experiment()))) | {"algorithm.mu", "data.download", "backend.actors", "logger.project"}
@@ -77,6 +81,7 @@ def test_every_setting_is_there(site: Path) -> None:
         assert f"<code>{name}</code>" in text, name
 
 
+@pytest.mark.slow
 def test_every_export_is_there(site: Path) -> None:
     """On the page of its room, to which the page of all names has a link."""
     pages = {file.parent.name: file.read_text() for file in (site / "api").glob("*/index.html")}
@@ -138,6 +143,7 @@ def test_notebooks_are_there_with_their_outputs(file: Path, site: Path) -> None:
             assert picture.size > (100, 50)
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched(site: Path) -> None:
     """Neither fonts nor scripts nor pictures from elsewhere."""
     for page in site.rglob("*.html"):
@@ -182,9 +188,11 @@ def test_site_in_a_browser(address: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["concepts", "targets"])
-def test_the_pictures_can_be_drawn_again(name: str, tmp_path: Path) -> None:
+def test_the_pictures_can_be_drawn_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, file = ROOT / "docs" / "images" / f"{name}.py", tmp_path / f"{name}.png"
-    subprocess.run([sys.executable, str(script), str(file)], env={**os.environ, "MPLBACKEND": "agg"}, check=True)
+    monkeypatch.setattr(sys, "argv", [str(script), str(file)])
+    runpy.run_path(str(script), run_name="__main__")
+    plt.close("all")
     with Image.open(file) as drawn, Image.open(script.with_suffix(".png")) as committed:
         assert drawn.size == committed.size
 
@@ -230,6 +238,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 def test_mistakes_are_errors(tmp_path: Path) -> None:
     """Broken links and anchors, pages that are missing or in no menu, and missing docstrings end the build."""
     checkout = tmp_path / "checkout"

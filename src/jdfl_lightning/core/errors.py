@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import types
 import warnings
@@ -149,15 +150,22 @@ def require_types(settings: Any, prefix: str = "--") -> None:
         settings: the object.
         prefix: prefix of a field's name on the command line, such as ``--trainer.``.
     """
+    hints = _hints(type(settings))
+    for entry in dataclasses.fields(settings):
+        if hasattr(settings, entry.name):
+            require_type(f"{prefix}{entry.name}", getattr(settings, entry.name), hints.get(entry.name, Any))
+
+
+@functools.cache  # evaluating them takes longer than looking at the values
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of a class's fields, as far as they exist when the code runs."""
     hints: dict[str, Any] = {}
-    for parent in reversed(type(settings).__mro__):
+    for parent in reversed(kind.__mro__):
         try:
             hints |= get_type_hints(parent)
         except (NameError, AttributeError, TypeError):  # a subclass may have hints that exist only for type checkers
             continue
-    for entry in dataclasses.fields(settings):
-        if hasattr(settings, entry.name):
-            require_type(f"{prefix}{entry.name}", getattr(settings, entry.name), hints.get(entry.name, Any))
+    return hints
 
 
 def plain(text: str, most: int = 300) -> str:
