@@ -288,6 +288,15 @@ def test_live_display() -> None:
         assert "round 2" not in shown()
 
 
+def test_a_terminal_breaks_lines_between_words() -> None:
+    """But not a path, which stays in one piece to be copied."""
+    out = StringIO()
+    display = LiveDisplay(Console(file=out, force_terminal=True, width=30))
+    display.say("protocol: paper; picked on the test images\n  short\nrun folder: " + "x" * 40)
+    shown = ["protocol: paper; picked on the", "  test images", "  short", "run folder:", "  " + "x" * 40]
+    assert out.getvalue().splitlines() == shown
+
+
 def nine_domains() -> Table:
     rows = {which: {"round": 3.0, "test/acc": 0.5, "test/acc_worst": 0.25} for which in ("best", "last")}
     for row in rows.values():

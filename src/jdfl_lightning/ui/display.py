@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from textwrap import TextWrapper
 from types import TracebackType
 from typing import Any
 
@@ -166,6 +167,11 @@ class LiveDisplay(_TimedDisplay):
     ) -> None:
         """Take the display down."""
         self._bars.stop()
+
+    def say(self, text: str) -> None:
+        """Show one line, or several: broken between words, which a terminal itself does not do."""
+        wrap = TextWrapper(self.console.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        super().say("\n".join(line if len(line) <= wrap.width else wrap.fill(line) for line in text.splitlines()))
 
     def step(self, what: str, done: int, total: int) -> None:
         """Update the stage's bar; a new stage replaces the old one."""
