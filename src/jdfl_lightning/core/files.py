@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -68,8 +68,10 @@ def write_whole(file: Path, content: bytes, private: bool = False, durable: bool
         raise StorageError(f"Expected to write {file} but: {error.strerror or error}.") from error
 
 
-def in_threads(work: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
+def in_threads(work: Callable[[_In], _Out], items: Collection[_In]) -> list[_Out]:
     """Do the same with many files, some at a time: most of it is waiting for the system, which waits once for many."""
+    if len(items) <= _AT_A_TIME:  # to start threads takes as long
+        return [work(item) for item in items]
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         return list(pool.map(work, items))
 
@@ -86,7 +88,7 @@ def sync(folder: Path, names: Iterable[str]) -> None:
                 os.close(descriptor)
 
     try:
-        in_threads(sync_one, names)
+        in_threads(sync_one, list(names))
         _sync_folder(folder)
     except OSError as error:
         raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error
