@@ -7,7 +7,7 @@ file with both sides.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -49,8 +49,7 @@ class LocalUpdate(pl.Callback):
         """For each parameter, the sum of its learning rates over these steps: K * lr, if the rate is constant."""
         self.anchors: list[Tensor] = []
         """Set by `begin`: for each parameter, the point that `correct` pulls it to; none if it does not."""
-        self.strength = 0.0
-        """Strength of this pull."""
+        self.strength = 0.0  # of this pull
         self.shift: list[Tensor] = []
         """Set by `begin`: for each parameter, what `correct` adds to its gradient; none if it adds nothing."""
         self._params: Tensors = {}
@@ -66,8 +65,7 @@ class LocalUpdate(pl.Callback):
     def correct(self, params: Tensors) -> None:
         """Change the gradients in place; called once for each optimizer step, after unscaling, before clipping.
 
-        Here: add ``strength * (parameter - anchor) + shift``. `VectorBackend` does this for all clients at once, and
-        calls an algorithm's own `correct` for one after the other.
+        Here: add ``strength * (parameter - anchor) + shift``, which `VectorBackend` does for all clients at once.
         """
         if self.anchors:
             pull(params, self.anchors, self.strength)
@@ -77,6 +75,24 @@ class LocalUpdate(pl.Callback):
     def loss(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """Return the loss that the training step minimises."""
         return task_loss
+
+    @staticmethod
+    def losses(
+        updates: Sequence[Any], task_losses: Tensor, features: Tensor, labels: Tensor, present: Tensor
+    ) -> Tensor:
+        """Return the losses of several clients' steps, as `loss` does for one; called by `VectorBackend`.
+
+        Args:
+            updates: the clients' sides of the algorithm, K of them.
+            task_losses: (K,).
+            features: (K, B, F).
+            labels: (K, B).
+            present: whether a place holds a sample (K, B): the first ones of a row.
+        """
+        each = zip(updates, task_losses.unbind(), present.sum(dim=1).tolist(), strict=True)
+        return torch.stack(
+            [own.loss(loss, features[k, :size], labels[k, :size]) for k, (own, loss, size) in enumerate(each)]
+        )
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Return (upload, new state) after a fit that ended at these weights."""

@@ -41,9 +41,14 @@ def prototype_contrast(features: Tensor, prototypes: Tensor, seen: Tensor, label
         return features.new_zeros(())
     if not known.all():  # to pick rows takes longer than all that follows
         features, labels = features[known], labels[known]
+    return cross_entropy(_scores(features, prototypes, seen), labels)
+
+
+def _scores(features: Tensor, prototypes: Tensor, seen: Tensor) -> Tensor:
+    """Return the cosines of features (B, F) and prototypes (C, F); a class never seen has none."""
     # in single precision: in half precision the guard against a zero norm would underflow
-    scores = normalize(features.float(), dim=1) @ normalize(prototypes.float(), dim=1).T
-    return cross_entropy(scores.masked_fill(~seen, -torch.inf), labels)
+    scores: Tensor = normalize(features.float(), dim=1) @ normalize(prototypes.float(), dim=1).T
+    return scores.masked_fill(~seen, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,20 @@ class PrototypeUpdate(LocalUpdate):
         means, seen = self._prototypes
         term = prototype_contrast(features, means, seen, labels)
         return self.progress * task_loss + (1 - self.progress) * term
+
+    @staticmethod
+    def losses(
+        updates: Sequence[PrototypeUpdate], task_losses: Tensor, features: Tensor, labels: Tensor, present: Tensor
+    ) -> Tensor:
+        """Mix the losses of a round's clients, who have the same prototypes, at once."""
+        progress, prototypes = updates[0].progress, updates[0]._prototypes
+        if prototypes is None:
+            return task_losses
+        means, seen = prototypes
+        each = cross_entropy(_scores(features.flatten(0, 1), means, seen), labels.flatten(), reduction="none")
+        known = seen[labels] & present
+        total = each.view(labels.shape).masked_fill(~known, 0.0).sum(dim=1)
+        return progress * task_losses + (1 - progress) * total / known.sum(dim=1).clamp_min(1)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sum the normalised features of each class with the client's own model, of images without augmentation."""

@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -210,24 +210,33 @@ def stacked_losses(
 ) -> Tensor:
     """Return the loss of every client's batch (K,), as `JointModule.training_step` computes it.
 
-    What an algorithm or a regularizer changes in the loss is computed for one client after the other.
+    What a regularizer adds, and what most algorithms change, is computed for one client after the other.
     """
     labels, clients = batches.labels, batches.clients
     weights = targets.weights(batches, logits.detach())
     each = soft_target_kl(logits.flatten(0, 1), weights.flatten(0, 1), labels.flatten()).view(labels.shape)
     losses = each.sum(dim=1) / batches.sizes  # a place without a sample has no mass and no loss
-    changed = any(type(client.fit.update).loss is not LocalUpdate.loss for client in clients)
-    if not changed and not clients[0].fit.terms:
+    updates = [client.fit.update for client in clients]
+    owners = {_owner_of_loss(type(update)) for update in updates}
+    if owners != {LocalUpdate}:
+        one = owners.pop() if len(owners) == 1 else LocalUpdate
+        together = one.losses if "losses" in vars(one) else LocalUpdate.losses
+        losses = together(updates, losses, features, labels, batches.present)
+    if not clients[0].fit.terms:
         return losses
     found = []
     for place, (client, loss, size) in enumerate(zip(clients, losses.unbind(), batches.counts, strict=True)):
         own, given, answers = logits[place, :size], features[place, :size], labels[place, :size]
-        if changed:
-            loss = client.fit.update.loss(loss, given, answers)
         for term in client.fit.terms.values():
             loss = loss + term(Step(module.head, own, given, answers, weights[place, :size]))
         found.append(loss)
     return torch.stack(found)
+
+
+@cache
+def _owner_of_loss(kind: Any) -> Any:
+    """Return the class that changes the loss: `kind` or the first of its bases with a `loss` or `losses` of its own."""
+    return next(base for base in kind.__mro__ if {"loss", "losses"} & vars(base).keys())
 
 
 class StackedCorrection:

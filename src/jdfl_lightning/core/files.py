@@ -11,7 +11,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -73,8 +73,10 @@ def write_whole(file: Path, content: bytes, private: bool = False, durable: bool
         raise StorageError(f"Expected to write {file} but: {error.strerror or error}.") from error
 
 
-def in_threads(work: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
+def in_threads(work: Callable[[_In], _Out], items: Collection[_In]) -> list[_Out]:
     """Do the same with many files, some at a time: most of it is waiting for the system, which waits once for many."""
+    if len(items) <= _AT_A_TIME:  # to start threads takes as long
+        return [work(item) for item in items]
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         return list(pool.map(work, items))
 
@@ -104,7 +106,7 @@ def sync(folder: Path, names: Iterable[str]) -> None:
             _sync(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
 
     try:
-        in_threads(sync_one, names)
+        in_threads(sync_one, list(names))
         _sync_folder(folder)
     except OSError as error:
         raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error

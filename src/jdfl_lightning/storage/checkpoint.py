@@ -186,9 +186,8 @@ class Checkpoints:
     def forget(self, states: Iterable[tuple[int, int]]) -> None:
         """Remove states, each a (client, round), except current ones and those that a kept checkpoint refers to."""
         needed = [self._newest, *self._named.values()]
-        for client, round in states:
-            if all(named.get(client) != round for named in needed):
-                self.states.remove(client, round)
+        gone = [(client, round) for client, round in states if all(named.get(client) != round for named in needed)]
+        in_threads(lambda state: self.states.remove(*state), gone)
 
     def advance(self, round: int, newest: dict[int, int]) -> None:
         """Remove the states that a round has replaced.
