@@ -26,8 +26,8 @@ from jdfl_lightning.core.errors import InputError, StorageError
 _T = TypeVar("_T")
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
-_AT_A_TIME = 16
-"""Threads that work on files."""
+_AT_A_TIME = 4
+"""Threads that read or sync files; with more, or to make and remove files, they wait for each other."""
 _MOST_BYTES = 1 << 20
 """Size of the largest settings file."""
 _MOST_TEXT = 64 << 20
@@ -74,7 +74,7 @@ def write_whole(file: Path, content: bytes, private: bool = False, durable: bool
 
 
 def in_threads(work: Callable[[_In], _Out], items: Collection[_In]) -> list[_Out]:
-    """Do the same with many files, some at a time: most of it is waiting for the system, which waits once for many."""
+    """Do the same with many files, some at a time: most of it is waiting for the disk, which writes several at once."""
     if len(items) <= _AT_A_TIME:  # to start threads takes as long
         return [work(item) for item in items]
     with ThreadPoolExecutor(_AT_A_TIME) as pool:

@@ -94,10 +94,6 @@ class ClientStates:
         about = {"client": client, "round": round}
         save_record(self._file(client, round), state, about, private=True, durable=self.durable)
 
-    def save_all(self, round: int, states: Mapping[int, Record]) -> None:
-        """Save the states of several clients after a round."""
-        in_threads(lambda client: self.save(client, round, states[client]), states)
-
     def sync(self, states: Iterable[tuple[int, int]]) -> None:
         """Make states durable, each a (client, round); those that are not here, but at a site, are left out."""
         if self.folder.is_dir():
@@ -186,8 +182,9 @@ class Checkpoints:
     def forget(self, states: Iterable[tuple[int, int]]) -> None:
         """Remove states, each a (client, round), except current ones and those that a kept checkpoint refers to."""
         needed = [self._newest, *self._named.values()]
-        gone = [(client, round) for client, round in states if all(named.get(client) != round for named in needed)]
-        in_threads(lambda state: self.states.remove(*state), gone)
+        for client, round in states:
+            if all(named.get(client) != round for named in needed):
+                self.states.remove(client, round)
 
     def advance(self, round: int, newest: dict[int, int]) -> None:
         """Remove the states that a round has replaced.
