@@ -47,8 +47,9 @@ lowest: build/uv/bin/uv
 
 # for every Python and system, from the public index: uv does not read the settings of pip, nor here its own
 lock: build/uv/bin/uv
-	build/uv/bin/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.10 --extra test \
-		--generate-hashes --custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
+	build/uv/bin/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.10 --prerelease disallow \
+		--extra test --generate-hashes --custom-compile-command 'make lock' \
+		--output-file requirements.lock pyproject.toml
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict $(ARGS)
