@@ -257,7 +257,8 @@ def main() -> None:
             job = columns[name]
             if why_not(job):
                 continue
-            cases = [case.in_column(name) for case in CASES if case.fits(name)]
+            shape = "tiny" if options.small else name
+            cases = [case.in_column(shape) for case in CASES if case.fits(name)]
             before = known.get(name, {})
             turns = before["turns"] if before.get("job") == asdict(job) else []
             known[name] = {"job": asdict(job), "turns": [*turns, take_turn(job, cases)]}
