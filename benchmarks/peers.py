@@ -32,7 +32,6 @@ import torch
 from peer_job import Job, Prepared, Rounds
 from timing import write_section
 
-THREADS = 2
 RESULTS = Path(__file__).parents[1] / "build/peers.json"
 COLUMNS = {
     "112 px": Job(size=112, clients=4, images=64, rounds=3),
@@ -67,6 +66,10 @@ class Case:
     only: str | None = None
     """The column that it is for."""
 
+    def in_column(self, column: str) -> Case:
+        """Return it as it is in a column: for tiny tensors a second thread only waits."""
+        return replace(self, threads=1) if column == "tiny" else self
+
     def fits(self, column: str) -> bool:
         """Return whether it has a place in a column; tiny tensors are in memory that glibc keeps anyway."""
         return self.only in (None, column) and not (self.keeps_memory and column == "tiny")
@@ -100,7 +103,7 @@ def do_job(case: Case, file: Path, folder: Path) -> tuple[float, Rounds]:
     answer.unlink(missing_ok=True)
     added = {
         "PEERS_JOB": str(file),
-        "OMP_NUM_THREADS": str(THREADS if case.module == "peer_package" else case.threads),
+        "OMP_NUM_THREADS": str(case.workers * case.threads if case.module == "peer_package" else case.threads),
         "FLWR_TELEMETRY_ENABLED": "0",
     }
     added |= {"PYTHONPATH": os.pathsep.join(map(str, sys.path))}
@@ -178,14 +181,17 @@ def table(turns: Mapping[str, list[dict[str, Any]]], columns: Mapping[str, Job])
     lines = [
         f"{_versions()}; {_machine()}. {_counts(turns)}",
         "",
-        "| | processes x threads | " + " | ".join(f"{name}: {unit[name]}" for name in columns) + " | start (s) |",
+        "| | processes x threads | "
+        + " | ".join(f"{name}: {why_not(job) or unit[name]}" for name, job in columns.items())
+        + " | start (s) |",
         "|---|---|" + "---|" * (len(columns) + 1),
     ]
     for case in CASES:
         cells = [_cell(case, name, job, turns.get(name, [])) for name, job in columns.items()]
         starts = [turn[case.name]["start"] for name in turns for turn in turns[name] if case.name in turn]
         start = f"{statistics.median(starts):.1f}" if starts else ""
-        lines.append(f"| {case.name} | {case.workers} x {case.threads} | " + " | ".join(cells) + f" | {start} |")
+        tiny = "" if case.threads == 1 else f"; tiny {case.workers} x {case.in_column('tiny').threads}"
+        lines.append(f"| {case.name} | {case.workers} x {case.threads}{tiny} | {' | '.join(cells)} | {start} |")
     if apart := [one["apart"] for name in turns for turn in turns[name] for one in turn.values()]:
         first, last = (max(pair[place] for pair in apart) for place in range(2))
         lines += [
@@ -197,9 +203,7 @@ def table(turns: Mapping[str, list[dict[str, Any]]], columns: Mapping[str, Job])
 
 def _cell(case: Case, column: str, job: Job, turns: Sequence[Mapping[str, Any]]) -> str:
     """Return median, least and most of a case's turns, and how many times as fast as the default backend it is."""
-    if reason := why_not(job):
-        return reason
-    if not turns or not case.fits(column):
+    if why_not(job) or not turns or not case.fits(column):
         return ""
     if not all(case.name in turn and OURS in turn for turn in turns):
         return "another job"
@@ -253,7 +257,8 @@ def main() -> None:
             job = columns[name]
             if why_not(job):
                 continue
-            cases = [case for case in CASES if case.fits(name)]
+            shape = "tiny" if options.small else name
+            cases = [case.in_column(shape) for case in CASES if case.fits(name)]
             before = known.get(name, {})
             turns = before["turns"] if before.get("job") == asdict(job) else []
             known[name] = {"job": asdict(job), "turns": [*turns, take_turn(job, cases)]}

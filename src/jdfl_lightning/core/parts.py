@@ -75,8 +75,9 @@ class Part:
     def build(self, *args: Any, **more: Any) -> Any:
         """Build it, with further arguments of the run."""
         target = self.load()
-        known = parameters(target)
-        functions = {n: _functions(v) for n, v in self.init_args.items() if v and _takes_function(known.get(n))}
+        texts = {name: value for name, value in self.init_args.items() if value and isinstance(value, (str, list))}
+        known = parameters(target) if texts else {}  # to look at a signature takes longer than to make an optimizer
+        functions = {name: _functions(value) for name, value in texts.items() if _takes_function(known.get(name))}
         return target(*args, **(self.init_args | functions | more))
 
     def check(self, flag: str, kind: type, supplied: Collection[str] = ()) -> None:
