@@ -546,7 +546,7 @@ def test_files_of_ones_own_are_not_taken_for_a_report_that_was_cut_off(names: li
     assert [(Path("mine") / name).read_text() for name in names] == ["mine"] * len(names)
 
 
-def raise_interrupt(*_: object) -> str:
+def raise_interrupt(*_: object, **__: object) -> str:
     raise KeyboardInterrupt
 
 
