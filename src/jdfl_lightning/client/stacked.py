@@ -217,7 +217,8 @@ def stacked_losses(
     each = soft_target_kl(logits.flatten(0, 1), weights.flatten(0, 1), labels.flatten()).view(labels.shape)
     losses = each.sum(dim=1) / batches.sizes  # a place without a sample has no mass and no loss
     updates = [client.fit.update for client in clients]
-    owners = {_owner_of_loss(type(update)) for update in updates}
+    kinds: set[Any] = {type(update) for update in updates}
+    owners = {_owner_of_loss(kind) for kind in kinds}
     if owners != {LocalUpdate}:
         one = owners.pop() if len(owners) == 1 else LocalUpdate
         together = one.losses if "losses" in vars(one) else LocalUpdate.losses
