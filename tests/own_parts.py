@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from jdfl_lightning import DigitsDomains
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.clustering.criteria import Clusterings, Criterion
 from jdfl_lightning.core.tensors import Tensors
@@ -236,3 +237,17 @@ class Matrices(torch.optim.SGD):
         super().__init__(params, lr)
         if any(parameter.ndim != 2 for group in self.param_groups for parameter in group["params"]):
             raise ValueError("Matrices only supports 2D parameters.")
+
+
+class FixedSize(DigitsDomains):
+    """Digits of one size, with all other options of their class."""
+
+    def __init__(self, num_clients: int = 10, **options: Any) -> None:
+        super().__init__(size=8, num_clients=num_clients, **options)
+
+
+def doubled(size: int) -> nn.Module:
+    """Return a network with a layer whose outputs a hook doubles."""
+    layer = nn.Linear(3 * size * size, 8)
+    layer.register_forward_hook(lambda _, inputs, outputs: 2 * outputs)
+    return nn.Sequential(nn.Flatten(), layer, nn.Tanh())

@@ -39,7 +39,7 @@ from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.server.resume import check_same
 from jdfl_lightning.storage.weights import load_model
-from own_parts import Always, Narrow, Neck, OwnRate, Smooth, halved
+from own_parts import Always, FixedSize, Narrow, Neck, OwnRate, Smooth, halved
 from pages import ROOT, read
 
 COSINE = Part(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=4)
@@ -425,6 +425,16 @@ def test_parts_in_a_config_come_back(tmp_path: Path) -> None:
     again = parse_experiment("fit", ["--config", str(file)])
     assert as_dict(again) == as_dict(run)
     check_same(again, tmp_path)
+
+
+def test_a_data_module_that_fixes_an_argument_of_its_base_comes_back() -> None:
+    """Its `**options` do not stand for the argument that it gives itself."""
+    run = experiment(data=FixedSize(num_clients=4, val_fraction=0.2))
+    saved = as_dict(run)["data"]["init_args"]
+    assert (saved["num_clients"], saved["val_fraction"], "size" in saved) == (4, 0.2, False)
+    again = parse_experiment("fit", [], as_dict(run))
+    assert as_dict(again) == as_dict(run)
+    assert again.data.size == 8
 
 
 def test_a_function_as_an_argument(tmp_path: Path) -> None:

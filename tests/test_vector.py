@@ -112,6 +112,7 @@ def test_same_weights_as_one_by_one(algorithm: str, supervision: str, monkeypatc
         {"supervision": Online(), "data": DigitsDomains(size=8, num_clients=7, label_skew=0.3), "batch_size": 32},
         {"supervision": "graded", "clustering": Clustering(epochs=1, labels="rotations")},
         {"supervision": "graded", "backbone": "test_vector.thrifty_net"},
+        {"supervision": "graded", "backbone": "own_parts.doubled"},
     ],
 )
 def test_same_weights_with_other_settings(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,8 @@ class LocalUpdate(pl.Callback):
         """For each parameter, the sum of its learning rates over these steps: K * lr, if the rate is constant."""
         self.anchors: list[Tensor] = []
         """Set by `begin`: for each parameter, the point that `correct` pulls it to; none if it does not."""
-        self.strength = 0.0  # of this pull
+        self.strength = 0.0
+        """How strongly `correct` pulls the parameters to their anchors."""
         self.shift: list[Tensor] = []
         """Set by `begin`: for each parameter, what `correct` adds to its gradient; none if it adds nothing."""
         self._params: Tensors = {}

@@ -223,7 +223,7 @@ class _Actor(Worker):
 
     def begin(self, job: Job) -> None:
         """Send a job, with the client's state."""
-        state = None
+        state, self._note = None, ""
         if job.kind == "fit" and job.content.since and job.content.round != DISCOVERY_ROUND:
             known = self._cluster.states.recall(job.content.client, job.content.since)
             self._note = RESET if known is None else ""

@@ -101,7 +101,6 @@ def predict(
 
 
 def _open_output(file: Path) -> TextIO:
-
     try:
         return file.open("w", newline="")
     except OSError as error:

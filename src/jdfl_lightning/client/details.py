@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
-from jdfl_lightning.client.evaluation import Scores, further_parts, part_batches, test_without_trainer
+from jdfl_lightning.client.evaluation import Scores, examine_without_trainer, further_parts, part_batches
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.module import Batch, JointModule
 from jdfl_lightning.client.trainer import quiet, silent_trainer
@@ -76,7 +76,7 @@ def _examine_part(workspace: Workspace, weights: Tensors, buffers: Tensors, part
     with quiet():
         for loader in part_batches(workspace, module, part):
             if options.are_plain and type(module) is JointModule:
-                test_without_trainer(examiner, loader)
+                examine_without_trainer(examiner, loader)
             else:
                 silent_trainer(options).test(examiner, loader, verbose=False)
         errors = {name: float(metric.compute()) for name, metric in examiner.calibration.items()}  # type: ignore[operator]

@@ -99,7 +99,7 @@ def part_loader(data: DomainDataModule, part: str) -> BatchLoader:
     return loaders[part]()
 
 
-def test_without_trainer(module: pl.LightningModule, loader: BatchLoader) -> None:
+def examine_without_trainer(module: pl.LightningModule, loader: BatchLoader) -> None:
     """Do what a Trainer's test does with the batches: what it does around them takes longer than small ones."""
     with torch.inference_mode(), eval_mode(module):
         for number, batch in enumerate(loader):
@@ -109,7 +109,7 @@ def test_without_trainer(module: pl.LightningModule, loader: BatchLoader) -> Non
 def _count_without_trainer(module: JointModule, loader: BatchLoader) -> list[tuple[int, int]]:
     """Return the counts that a Trainer's test gives."""
     module.test_accuracy.reset()
-    test_without_trainer(module, loader)
+    examine_without_trainer(module, loader)
     right, seen = module.test_accuracy.counts.tolist()
     module.test_accuracy.reset()
     return list(zip(right, seen, strict=True))

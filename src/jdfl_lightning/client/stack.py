@@ -174,11 +174,12 @@ def _below(name: str, params: Mapping[str, Tensor]) -> Tensors:
 
 def _run(layer: nn.Module, params: Tensors, inputs: Tensor) -> Tensor:
     """Return the outputs of stacked copies of a layer, which differ in their trained parameters (K, B, ...)."""
-    if type(layer) is nn.Linear and params.keys() == layer._parameters.keys() and inputs.ndim == 3:
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    if type(layer) is nn.Linear and not hooked and params.keys() == {"weight", "bias"} and inputs.ndim == 3:
         return _linear(params["weight"], params["bias"], inputs)
-    if type(layer) is nn.Identity:
+    if type(layer) is nn.Identity and not hooked:
         return inputs
-    if _is_chain(layer) and (params or not isinstance(layer, Backbone)):
+    if not hooked and _is_chain(layer) and (params or not isinstance(layer, Backbone)):
         for name, part in layer._modules.items():
             assert part is not None
             inputs = _run(part, _below(name, params), inputs)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser
 
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.groups import Checkpointing, Clustering
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import read_settings, write_whole
-from jdfl_lightning.core.parts import Part, parameters
+from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.settings import declared_settings
 from jdfl_lightning.storage.trust import CONFIG, settings_to_use, sign
 
@@ -40,10 +43,19 @@ def as_dict(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     stored = {name.removeprefix("_"): item for name, item in vars(value).items()}  # properties may have side effects
-    init_args = {
-        name: as_dict(stored[name]) for name in parameters(type(value)) if isinstance(stored.get(name, ...), _PLAIN)
-    }
+    names = _argument_names(type(value))
+    init_args = {name: as_dict(stored[name]) for name in names if isinstance(stored.get(name, ...), _PLAIN)}
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": init_args}
+
+
+@cache
+def _argument_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of a class's arguments; ``**options`` stands for those of its base that it does not fix."""
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+        return tuple(parameter.name for parameter in parameters)
+    # found as the command line finds them, which has to read them again
+    return tuple(ArgumentParser(exit_on_error=False).add_class_arguments(kind, fail_untyped=False))
 
 
 def save_config(experiment: Experiment, file: Path) -> None:

@@ -104,11 +104,14 @@ def joined(args: Sequence[str], flags: Collection[str] = ()) -> list[str]:
 
     >>> joined(["--lr", "0.1", "--json", "runs", "--yes", "false"], {"json", "yes"})
     ['--lr=0.1', '--json=true', 'runs', '--yes=false']
+    >>> joined(["--run", "r", "--", "-a.png"])  # what follows is no option
+    ['--run=r', '--', '-a.png']
     """
     found: list[str] = []
     for arg in args:
         before = found[-1] if found else ""
-        waits = before.startswith("--") and "=" not in before and not before.endswith(("help", "print_config"))
+        option = before.startswith("--") and before != "--"
+        waits = option and "=" not in before and not before.endswith(("help", "print_config"))
         switch = before[2:] in flags and arg.lower() not in ("true", "false", "yes", "no")
         if waits and not switch and not arg.startswith("--") and arg != "-h":
             found[-1] = f"{before}={arg}"

@@ -284,16 +284,17 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def checked(kind: type[_T], values: object) -> _T:
+def checked(kind: type[_T], values: object, strict: bool = True) -> _T:
     """Return values as an object of a type, checked against its annotations; raise a ValueError that names the problem.
 
     Args:
         kind: the type, such as a dataclass; its annotations may have pydantic's limits.
         values: plain values, as JSON gives them.
+        strict: whether a number has to be one; else it may be a text, as CSV gives it.
     """
     known: Any = kind
     try:
-        found: _T = _adapter(known).validate_json(json.dumps(values), strict=True)
+        found: _T = _adapter(known).validate_json(json.dumps(values), strict=strict)
         return found
     except ValidationError as error:
         flaw = error.errors()[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import lightning.pytorch as pl
 import torch
@@ -36,7 +37,9 @@ class BatchLoader:
 
     def plain(self) -> BatchLoader:
         """Return a loader of the same images without augmentation; it shuffles with the same generator."""
-        return replace(self, augmentation=None)
+        plain = copy.copy(self)  # a subclass may have arguments of its own
+        plain.augmentation = None
+        return plain
 
     def __len__(self) -> int:
         return len(self.sizes())

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from jdfl_lightning.core.errors import InputError, StorageError, plain
 from jdfl_lightning.core.files import checked, read_json, read_text, write_csv, write_whole
 from jdfl_lightning.storage.metrics import last_round
@@ -136,7 +134,7 @@ def read_findings(folder: Path) -> list[Finding]:
     try:
         rows = csv.DictReader(io.StringIO(read_text(folder / DIAGNOSIS), newline=""))
         given = [{name: text or None for name, text in row.items()} for row in rows]
-        return TypeAdapter(list[Finding]).validate_python(given)
+        return checked(list[Finding], given, strict=False)
     except FileNotFoundError as error:
         raise InputError(f"Expected the folder of a diagnosis but {folder} has no {DIAGNOSIS}.") from error
     except (OSError, ValueError, csv.Error) as error:
