@@ -20,7 +20,11 @@ else:
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+JOBS = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"]
+PYTHONS = sorted(
+    {step["with"]["python-version"] for step in JOBS["everything"]["steps"] if "with" in step}
+    | set(JOBS["quick"]["strategy"]["matrix"]["python"])
+)
 DIRECT = [Requirement(text) for text in (*PROJECT["dependencies"], *EXTRAS["test"])]
 
 
@@ -79,10 +83,9 @@ def test_the_tests_install_what_every_extra_does() -> None:
 
 
 def test_pythons_that_are_claimed_are_tested() -> None:
-    jobs = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"]
-    tested = set(jobs["quick"]["strategy"]["matrix"]["python"])
-    tested |= {step["with"]["python-version"] for step in jobs["everything"]["steps"] if "with" in step}
-    assert tested == set(PYTHONS)
+    claimed = set(re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"])))
+    assert claimed
+    assert claimed <= set(PYTHONS)
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
     page = (ROOT / "docs/install.md").read_text()
     assert f"Python {PYTHONS[0]} or newer" in page
