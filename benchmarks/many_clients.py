@@ -71,8 +71,7 @@ def main() -> None:
         print(json.dumps(measure(*options.one.split(","), options.clients, options.rounds)))
         return
     lines = [
-        f"{options.clients:,} clients of about 32 samples, one step each, {options.rounds - 2} rounds; other work "
-        "on the machine.\n",
+        f"{options.clients:,} clients of about 32 samples, one step each, {options.rounds - 2} rounds.\n",
         "| algorithm | supervision | seconds of computing a round | seconds (median) | least | MiB |",
         "|---|---|---:|---:|---:|---:|",
     ]
