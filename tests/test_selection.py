@@ -363,9 +363,8 @@ def test_rows_of_clients_and_details_are_logged() -> None:
     (file,) = Path("run").glob("csv/*/metrics.csv")
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    assert [float(row["clients/0/samples"]) for row in rows if row["clients/0/samples"]] == [
-        digits().partition.sizes[0]
-    ]
+    samples = [float(row["final/clients/0/samples"]) for row in rows if row["final/clients/0/samples"]]
+    assert samples == [digits().partition.sizes[0]]
     details = json.loads(Path("run/evaluation.json").read_text())
     logged = [float(row["final/test/ece_sum"]) for row in rows if row["final/test/ece_sum"]]
     assert logged == [details["test"]["calibration_error"]["sum"]]
