@@ -43,7 +43,8 @@ def as_dict(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     stored = {name.removeprefix("_"): item for name, item in vars(value).items()}  # properties may have side effects
-    names = _argument_names(type(value))
+    kind: Any = type(value)
+    names = _argument_names(kind)
     init_args = {name: as_dict(stored[name]) for name in names if isinstance(stored.get(name, ...), _PLAIN)}
     return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": init_args}
 

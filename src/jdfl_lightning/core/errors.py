@@ -150,7 +150,8 @@ def require_types(settings: Any, prefix: str = "--") -> None:
         settings: the object.
         prefix: prefix of a field's name on the command line, such as ``--trainer.``.
     """
-    hints = _hints(type(settings))
+    kind: Any = type(settings)
+    hints = _hints(kind)
     for entry in dataclasses.fields(settings):
         if hasattr(settings, entry.name):
             require_type(f"{prefix}{entry.name}", getattr(settings, entry.name), hints.get(entry.name, Any))
