@@ -10,10 +10,9 @@ import os
 import re
 import secrets
 import stat
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,8 +35,6 @@ _MOST_NODES = 100_000
 """Values in a settings file, with aliases expanded."""
 _MOST_LEVELS = 50
 """Levels of nesting in a settings file."""
-_TRIES = 3
-"""Attempts to lock a folder: whoever only looks at its state holds the lock for an instant."""
 _ASIDE = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -140,38 +137,6 @@ def remove_asides(folder: Path) -> None:
     with os.scandir(folder) as entries:
         for name in [entry.name for entry in entries if is_aside(entry.name)]:
             (folder / name).unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(folder: Path, wait: bool = True) -> Iterator[bool]:
-    """Keep other processes from locking a folder during the block, if the system supports locks.
-
-    The system releases the lock when this process ends.
-
-    Args:
-        folder: the folder; it must exist.
-        wait: whether to wait for another process that has locked it; else the block gets False if one has.
-    """
-    if os.name != "posix":
-        yield True
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        for _ in range(_TRIES):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                time.sleep(0.02)
-                continue
-            except OSError:  # a file system without locks
-                pass
-            yield True
-            return
-        yield False
-    finally:
-        os.close(descriptor)
 
 
 def refuse_links(folder: Path, subfolders: Iterable[str]) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import platformdirs
 
 from jdfl_lightning.core.errors import InputError, StorageError
-from jdfl_lightning.core.files import locked, parse_settings, read_small, remove_asides, write_whole
+from jdfl_lightning.core.files import parse_settings, read_small, remove_asides, write_whole
+from jdfl_lightning.core.locks import locked
 
 CONFIG = "config.yaml"
 """The settings of a run, in its folder."""
