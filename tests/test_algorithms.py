@@ -314,6 +314,7 @@ def test_against_exact_fractions_and_invariants(
             close(play.server(group, number), sum(play.client(group, i, number) for i in range(n)) / n)
 
 
+@pytest.mark.slow
 def test_scaffold_finds_the_weighted_optimum(tmp_path: Path) -> None:
     """The optimum of sum n_i f_i, n = (1, 3): (1 * 1 + 3 * 2 * 4) / (1 + 3 * 2) = 25 / 7; FedAvg stops elsewhere."""
     fast = {"steps": 5, "rounds": 20}

@@ -172,6 +172,7 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert "num_clients: 10" in out
 
 
+@pytest.mark.slow
 def test_screen_of_a_real_process(tmp_path: Path) -> None:
     """Not a terminal: plain lines, one a round, and nothing from the inner Trainers or any library."""
     done = subprocess.run(

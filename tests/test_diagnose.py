@@ -46,6 +46,7 @@ def test_one_training_answers_for_every_epoch_and_layer() -> None:
             assert torch.equal(unit(flatten({name: every[str(epochs)][name] for name in names})), vector)
 
 
+@pytest.mark.slow
 def test_findings_are_those_of_discover() -> None:
     """ARI with M given, and what both criteria pick, as `discover` has them with the same settings."""
     run = experiment(data=digits(8))
@@ -81,6 +82,7 @@ class CutAt(Display):
             raise CutError
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was() -> None:
     """Finished cases are not trained again; the table is that of an uninterrupted sweep, here in a pool."""
     whole = diagnose(experiment(run_dir="whole"), SMALL).folder
@@ -110,6 +112,7 @@ def test_auto_does_not_mix_up_sweeps_and_runs() -> None:
     assert not (found / "metrics.csv").exists()
 
 
+@pytest.mark.slow
 def test_sketches_are_tried_beside() -> None:
     run = experiment(data=digits(10), clustering=Clustering(sketch_dim=256))
     findings = read_findings(diagnose(run, Sweep(seeds=(0,), batch_sizes=(16,), epochs=2)).folder)

@@ -327,7 +327,15 @@ def stopped_before_training() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def _runs(page: Path) -> bool:
+    """Whether a page has a program, as a notebook has."""
+    return any(block.kind == "python" for block in read(page))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * _runs(page), id=str(page.relative_to(ROOT))) for page in PAGES],
+)
 def test_page(page: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(Path.cwd()))
     few_digits(monkeypatch)

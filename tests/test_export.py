@@ -65,7 +65,7 @@ def test_onnx_predicts_as_predict_does(case: str, images: list[Path]) -> None:
         assert list(domain) == list(predict(folder, batch)["pseudo_domain"])
 
 
-@pytest.mark.parametrize("case", ["sum", "features"])
+@pytest.mark.parametrize("case", ["sum", pytest.param("features", marks=pytest.mark.slow)])
 def test_a_program_of_torch_predicts_as_predict_does(case: str, images: list[Path]) -> None:
     folder = trained(case)
     assert export(folder, "torch", "new.pt2") == Path("new.pt2")
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_lightning_has_the_same_module(case: str) -> None:
     assert module.head.num_domains == (1 if case == "base" else 3)
 
 
-@pytest.mark.parametrize("case", ["paper", "sum", "features", "timm"])
+@pytest.mark.parametrize("case", ["paper", "sum", "features", pytest.param("timm", marks=pytest.mark.slow)])
 def test_a_folder_for_a_hub_and_back(case: str, images: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     """No trust is needed, and no run folder: all that predict says is the same, to the bit."""
     folder = trained(case)

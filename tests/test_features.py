@@ -54,7 +54,10 @@ def setting(**settings: Any) -> Experiment:
 
 @pytest.mark.parametrize(
     ("algorithm", "supervision"),
-    [(name, ("base", "graded", "random")[row % 3]) for row, name in enumerate(ALGORITHMS)],
+    [
+        pytest.param(name, ("base", "graded", "random")[row % 3], marks=[pytest.mark.slow] * (row > 2))
+        for row, name in enumerate(ALGORITHMS)
+    ],
 )
 def test_the_same_as_without_the_cache(algorithm: str, supervision: str) -> None:
     """To 1e-6: sums over a convolution's window may be ordered otherwise in batches of another size."""

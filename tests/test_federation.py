@@ -468,7 +468,7 @@ def test_a_probe_leaves_a_clients_states_alone() -> None:
     assert [(row["clients"], row["joined"]) for row in rows] == [("4.0", "0.0"), *[("4.0", "1.0")] * 3]
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+@pytest.mark.parametrize("precision", ["64-true", pytest.param("bf16-true", marks=pytest.mark.slow)])
 def test_precision_survives_new_processes(precision: str) -> None:
     """Flower starts a process for each message: nothing that counts may be in one."""
     run = experiment(rounds=2, supervision="base", trainer=TrainerOptions(precision=precision))  # type: ignore[arg-type]

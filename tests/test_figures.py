@@ -75,7 +75,9 @@ def assert_apart(figure: Figure) -> None:
         assert (box.x0 >= -1, box.x1 <= width + 1, box.y0 >= -1, box.y1 <= height + 1) == (True, True, True, True)
 
 
-@pytest.mark.parametrize(("clients", "domains"), [(2, ("photo", "sketch")), (40, NINE)])
+@pytest.mark.parametrize(
+    ("clients", "domains"), [(2, ("photo", "sketch")), pytest.param(40, NINE, marks=pytest.mark.slow)]
+)
 def test_nothing_overlaps(clients: int, domains: tuple[str, ...]) -> None:
     folder = write_whole_run(Path("run"), clients, domains)
     found = draw_discovery(read_discovery(folder))

@@ -88,7 +88,7 @@ def test_discovery_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "supervision", ["base", "graded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hard", "random"))]
+    "supervision", ["graded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("base", "hard", "random"))]
 )
 def test_a_run_learns(supervision: str) -> None:
     """5 rounds on the digits at 8 px: every mode gets far above the 10 % of chance."""
@@ -287,6 +287,7 @@ def test_config_of_an_experiment_made_in_python(tmp_path: Path) -> None:
     assert as_dict(parse_experiment("fit", ["--config", str(tmp_path / "config.yaml")])) == as_dict(run)
 
 
+@pytest.mark.slow
 def test_two_rounds_on_real_office_caltech(real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = str(real_data / "office_caltech_10")
     arguments = ["--config", "office_caltech.yaml", "--data.root", root, "--data.size", "8", "--rounds", "2"]

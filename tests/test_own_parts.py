@@ -465,6 +465,7 @@ def test_a_part_says_what_it_cannot_do() -> None:
     assert hash(Part("torch.optim.SGD")) == hash(Part(torch.optim.SGD))
 
 
+@pytest.mark.slow
 def test_the_page_of_own_parts_runs_in_a_pool_and_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One YAML of at most 40 lines, six parts of the user's, two workers; killed after round 2: the same to the bit.
 

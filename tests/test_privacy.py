@@ -235,6 +235,7 @@ def test_nobody_is_told_how_many_images_others_have() -> None:
     assert not any(task.server for task in tasks)
 
 
+@pytest.mark.slow
 def test_who_takes_part_is_secret() -> None:
     """The key decides, not the public seed: 8 rounds of two runs of one seed, and none of them as the seed says."""
     chosen = [

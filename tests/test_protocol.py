@@ -51,6 +51,7 @@ def test_digits_are_split_as_in_version_0_1(seed: int, num_clients: int, split: 
     assert data.partition.val == data.partition.unseen == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "pacs", "office"),
     [

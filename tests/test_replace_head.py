@@ -43,7 +43,10 @@ def loss_of(model: nn.Module, images: Tensor, labels: Tensor, domains: Tensor) -
     return loss
 
 
-@pytest.mark.parametrize(("library", "name", "head"), NETWORKS)
+@pytest.mark.parametrize(
+    ("library", "name", "head"),
+    [pytest.param(*network, marks=[pytest.mark.slow] * (network[1] != "resnet18")) for network in NETWORKS],
+)
 def test_real_networks(library: str, name: str, head: str) -> None:
     """M*C outputs, a head that is trained, and weights that a second such network takes over."""
     torch.manual_seed(0)
@@ -120,6 +123,7 @@ def test_a_bad_name_is_named() -> None:
         replace_head(model, 7, 4, head="top")
 
 
+@pytest.mark.slow
 def test_torchvisions_heads_are_the_last_linear_layers() -> None:
     """One of every family, built without memory."""
     names = (

@@ -727,6 +727,7 @@ def test_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(read_runs(find_run_folders([RUNS]))[0]["data"]) != {None}
 
 
+@pytest.mark.slow
 def test_upload_to_weights_and_biases() -> None:
     write_pairs([0.5, 0.6], [0.6, 0.7], "hard")
     report("--wandb", "true")

@@ -98,6 +98,7 @@ def test_every_export_is_there(site: Path) -> None:
         assert "<blockquote>" not in page  # what Markdown makes of a doctest
 
 
+@pytest.mark.slow
 def test_the_first_page_says_what_the_readme_says(site: Path) -> None:
     """What it is, how to install it, the first command and two pictures; and it has links to every kind of page."""
     text = " ".join(words(site / "index.html").split())
@@ -187,7 +188,7 @@ def test_site_in_a_browser(address: str) -> None:
         browser.close()
 
 
-@pytest.mark.parametrize("name", ["concepts", "targets"])
+@pytest.mark.parametrize("name", [pytest.param("concepts", marks=pytest.mark.slow), "targets"])
 def test_the_pictures_can_be_drawn_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, file = ROOT / "docs" / "images" / f"{name}.py", tmp_path / f"{name}.png"
     monkeypatch.setattr(sys, "argv", [str(script), str(file)])

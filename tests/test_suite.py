@@ -271,6 +271,7 @@ def test_a_discovery_of_the_users_is_taken() -> None:
     assert not (folder / "discovery").exists()
 
 
+@pytest.mark.slow
 def test_runs_share_a_group_on_wandb() -> None:
     args = [*COMMON, "--logger", "true", "--supervisions", "base,random", "--seeds", "0"]
     assert main(["suite", *args]) == 0

@@ -125,6 +125,7 @@ def test_the_default_backend_compiles_a_network() -> None:
         torch.testing.assert_close(torch.compile(head)(features), head(features))
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_trained_by_a_trainer() -> None:
     """The same weights as without compilation, within rounding."""
     weights = []
@@ -150,7 +151,8 @@ def test_export_keeps_the_batch_free(score: Score) -> None:
         torch.testing.assert_close(program.module()(images), model(images))
 
 
-@pytest.mark.parametrize("score", ["max", pytest.param("sum", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("score", ["max", "sum"])
 def test_onnxruntime_gives_the_same_class_scores(score: Score) -> None:
     model, (images, _, _) = network(score), batch(7)
     with warnings.catch_warnings():

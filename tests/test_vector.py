@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers import experiment, same
+from helpers import checkered, experiment, same
 from jdfl_lightning import (
     EM,
     Agreement,
@@ -89,8 +89,7 @@ def agree(run: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("supervision", ["base", "random"])
+@pytest.mark.parametrize(("algorithm", "supervision"), checkered(ALGORITHMS, ("base", "random")))
 def test_same_weights_as_one_by_one(algorithm: str, supervision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Phase 1, states of earlier rounds and the server's record too; 7 clients in groups of 3, 3 and 1."""
     data = DigitsDomains(size=8, num_clients=7)
