@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,14 @@ def checkered(rows: Sequence[Any], columns: Sequence[Any], every: int = 2) -> li
         for row, one in enumerate(rows)
         for column, other in enumerate(columns)
     ]
+
+
+def every(number: int, values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test, of which `make check` takes the first and every so many after it."""
+    import pytest
+
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=[pytest.mark.slow] * (place % number != 0)) for place, row in enumerate(rows)]
 
 
 def environment() -> dict[str, str]:

@@ -260,6 +260,7 @@ def test_the_command_that_discover_prints_works(capsys: pytest.CaptureFixture[st
     assert Discovery.read("run") == Discovery.read("a folder")
 
 
+@pytest.mark.slow
 def test_a_suite_of_python() -> None:
     """Twice: the second time there is nothing left to do."""
     settings = experiment(run_dir="suite", rounds=1, supervision="base")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from helpers import contents, experiment, same
+from helpers import contents, every, experiment, same
 from jdfl_lightning import Experiment, PoolBackend, RayBackend, algorithms, fit
 
 pytestmark = [
@@ -56,7 +56,7 @@ def test_same_bits_on_ray(algorithm: str, supervision: str) -> None:
     assert same("local", "ray")
 
 
-@pytest.mark.parametrize(("algorithm", "supervision"), pairs("flower"))
+@pytest.mark.parametrize(("algorithm", "supervision"), every(3, pairs("flower")))
 def test_same_bits_on_flower(algorithm: str, supervision: str) -> None:
     from flower_grid import run_on_grid, write_config
 

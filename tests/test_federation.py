@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from flower_grid import FakeGrid, on_grid, over_the_wire, run_on_grid, serve, write_config
-from helpers import contents, experiment
+from helpers import contents, every, experiment
 from jdfl_lightning import SCAFFOLD, Experiment, FedDyn, ImageFolderDomains, SiteFolders, TrainerOptions, fit
 from jdfl_lightning.client.evaluation import Evaluation, Scores
 from jdfl_lightning.client.fit import Workspace
@@ -233,7 +233,7 @@ def own_grid(config: str, roots: list[str], run_config: Mapping[str, Any] = RUN)
     return FakeGrid(config, nodes, run_config)
 
 
-@pytest.mark.parametrize("supervision", ["base", "graded", "random"])
+@pytest.mark.parametrize("supervision", every(3, ["random", "graded", "base"]))
 def test_a_federation_is_its_local_rehearsal(roots: list[str], supervision: str) -> None:
     run = own_folders(roots, supervision=supervision, num_domains=2)
     fit(replace(run, run_dir="local"))
@@ -1081,7 +1081,7 @@ LIES: dict[str, Callable[[Payload], Payload]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", every(3, LIES))
 def test_a_site_that_lies_does_no_harm(lie: str) -> None:
     """What its answers cannot be used for, they are not; nobody else notices."""
     run = experiment(algorithm=SCAFFOLD(), rounds=2, supervision="graded", num_domains=2)

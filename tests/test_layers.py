@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def group(file: Path) -> str:
     return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
 def imports(file: Path) -> set[str]:
     """Modules imported when the code runs; those for type checkers alone do not count."""
     tree = ast.parse(file.read_text())
@@ -125,6 +127,7 @@ def loaded() -> list[tuple[set[str], float]]:
     return [(set(names.split()) - known, float(took)) for took, names in zip(lines[::2], lines[1::2], strict=True)]
 
 
+@pytest.mark.slow
 def test_importing_the_head_loads_nothing_else(loaded: list[tuple[set[str], float]]) -> None:
     """It takes some 10 ms; a second leaves room for a slow machine."""
     names, seconds = loaded[0]
@@ -132,6 +135,7 @@ def test_importing_the_head_loads_nothing_else(loaded: list[tuple[set[str], floa
     assert seconds < 1
 
 
+@pytest.mark.slow
 def test_importing_the_module_loads_lightning_and_no_more(loaded: list[tuple[set[str], float]]) -> None:
     """Lightning brings what it needs itself; none of it is what this package has for federations and command lines."""
     names, _ = loaded[1]

@@ -108,6 +108,7 @@ class CutAt(Display):
             raise CutError
 
 
+@pytest.mark.slow
 def test_a_suite_goes_on_where_it_was_cut() -> None:
     matrix = Combinations(("FedAvg",), ("base", "graded"), (0, 1))
     with pytest.raises(CutError):

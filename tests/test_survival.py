@@ -91,6 +91,7 @@ def trainer(**arguments: Any) -> pl.Trainer:
 # --- compiled and exported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_a_step_is_compiled_as_one_graph(rule: TargetRule) -> None:
     """Head, targets, loss and prediction, forwards and backwards; AOTAutograd traces them, nothing breaks the graph."""
