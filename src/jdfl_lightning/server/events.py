@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from jdfl_lightning.callbacks import RoundReport, RunCallback
 from jdfl_lightning.client.evaluation import Scores
 from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.details import Stop
 from jdfl_lightning.storage.names import Selection
-
-if TYPE_CHECKING:
-    from jdfl_lightning.server.rounds import ServerState
 
 P = ParamSpec("P")
 

@@ -14,9 +14,8 @@ from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import last_line
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.server.records import as_record
 from jdfl_lightning.server.resume import bit_versions, fixed_settings
-from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery
 from jdfl_lightning.storage.metrics import append_metrics, digest_metrics, digest_rows, is_score
@@ -120,7 +119,7 @@ class RunJournal(RunCallback):
                 clients=state.clients,
                 joined=joined,
             )
-            self._checkpoints.save(as_record(state), header, last=state.round == self.experiment.rounds)
+            self._checkpoints.save(state.as_record(), header, last=state.round == self.experiment.rounds)
             self._unsaved = None
 
     def round_evaluated(self, report: RoundReport) -> None:

@@ -13,8 +13,8 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import notify, require
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.models import num_features
-from jdfl_lightning.server.learning import init_learned
-from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.server.state import ServerState
+from jdfl_lightning.server.tasks import init_learned
 from jdfl_lightning.ui.display import Display
 
 

@@ -15,8 +15,7 @@ from jdfl_lightning.config import Experiment, as_dict, free_settings, run_of
 from jdfl_lightning.core.errors import InputError, StorageError, notify, plain, require
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
 from jdfl_lightning.data.base import NOT_IN_PHASE_1, option_defaults
-from jdfl_lightning.server.records import read_taken
-from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.server.state import ServerState, read_taken
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery, load_discovery
 from jdfl_lightning.storage.folder import require_own_files

@@ -13,7 +13,7 @@ from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
 from jdfl_lightning.server.phase1 import collect_updates, find_domains
 from jdfl_lightning.server.preparation import initial_private, initial_state, prepare, require_discovery
-from jdfl_lightning.server.rounds import run_rounds
+from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.session import Session, open_run, open_session
 from jdfl_lightning.storage.checkpoint import CLIENTS, ClientStates
 from jdfl_lightning.storage.discoveries import load_discovery, read_discovery, save_discovery
@@ -42,9 +42,8 @@ def fit(experiment: Experiment, display: Display | None = None) -> SavedRun:
         workspace, begun = session.workspace, initial_state(session.workspace, domains)
         # Phase 3: rounds; each samples clients, has them fit, screens their answers, aggregates and evaluates
         theta_0, frozen, private = workspace.start(1), workspace.frozen, initial_private(workspace, domains)
-        state = session.resumed(begun, private)
-        state = run_rounds(experiment, session.runner, state, session.events, theta_0, frozen, private)
-        session.finish(state)
+        rounds = Rounds(experiment, session.runner, session.events, theta_0, frozen, private)
+        session.finish(rounds.run(session.resumed(begun, rounds)))
     return read_run(session.folder)
 
 

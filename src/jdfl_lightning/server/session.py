@@ -17,19 +17,19 @@ from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
 from jdfl_lightning.core.files import remove_asides
 from jdfl_lightning.core.messages import SUPERVISION, UNKNOWN
-from jdfl_lightning.core.tensors import Record, Tensors, misfit
+from jdfl_lightning.core.tensors import Record, misfit
 from jdfl_lightning.data.base import option_defaults
 from jdfl_lightning.data.summary import data_table
 from jdfl_lightning.report.details import draw_targets
 from jdfl_lightning.report.protocol import Protocol
 from jdfl_lightning.report.run import draw_curves
-from jdfl_lightning.server.closing import close_run
+from jdfl_lightning.server.closing import close_run, evaluate_clients
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
-from jdfl_lightning.server.personal import evaluate_clients
 from jdfl_lightning.server.preparation import prepare
 from jdfl_lightning.server.resume import Reached, drop_later_rounds, find_run, read_reached, reuse_discovery
-from jdfl_lightning.server.rounds import ServerState, evaluate_round
+from jdfl_lightning.server.rounds import Rounds
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates, read_learned
 from jdfl_lightning.storage.details import save_data, save_stop
 from jdfl_lightning.storage.discoveries import save_joined
@@ -63,22 +63,21 @@ class Session:
         """The run folder."""
         return self.journal.folder
 
-    def resumed(self, start: ServerState, private: Tensors) -> ServerState:
+    def resumed(self, start: ServerState, rounds: Rounds) -> ServerState:
         """Return the state to start from: the checkpoint's, whose round is evaluated if it was not, or the start.
 
         Callbacks are told of all rounds that are over.
 
         Args:
             start: the state before the first round.
-            private: tensors that clients keep, as they are in the shared initialisation.
+            rounds: those that follow.
         """
         if self.reached is None:
             return start
         state = _reached_state(self.reached, start, self.experiment.data.num_clients)
         self.events.repeat(read_numbers(self.folder))
         if last_round(self.folder) < state.round:
-            metrics, evaluated = self.reached.header.metrics, self.reached.evaluated
-            evaluate_round(self.experiment, self.runner, state, metrics, self.events, evaluated, private)
+            rounds.evaluate(state, self.reached.header.metrics, self.reached.evaluated)
         return state
 
     def finish(self, state: ServerState) -> None:
