@@ -33,9 +33,8 @@ from jdfl_lightning import (
 )
 from jdfl_lightning.backends.worker import receive, without_images
 from jdfl_lightning.cli import main
-from jdfl_lightning.client.evaluation import estimate_statistics
+from jdfl_lightning.client.evaluation import estimate_statistics, own_scorer
 from jdfl_lightning.client.fit import Workspace, fit_client
-from jdfl_lightning.client.personal import own_scorer
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask

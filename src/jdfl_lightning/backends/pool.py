@@ -16,9 +16,8 @@ import torch
 
 from jdfl_lightning.backends.base import Backend, Runner
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
-from jdfl_lightning.backends.fork_server import start_worker
 from jdfl_lightning.backends.local import LocalBackend, limited_threads
-from jdfl_lightning.backends.worker import WorkerSetup, encode, without_images
+from jdfl_lightning.backends.worker import WorkerSetup, encode, start_worker, without_images
 from jdfl_lightning.core.errors import InputError, notify, require, require_types
 from jdfl_lightning.data.cache import ImageFile, image_file
 from jdfl_lightning.storage.checkpoint import ClientStates

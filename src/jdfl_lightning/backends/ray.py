@@ -22,8 +22,8 @@ from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, receive, without_images
 from jdfl_lightning.client.evaluation import evaluate
 from jdfl_lightning.core.errors import InputError, notify, require, require_types, without_stop
-from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
+from jdfl_lightning.core.system import reuse_memory
 from jdfl_lightning.core.tensors import Record
 from jdfl_lightning.storage.checkpoint import ClientStates
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jdfl_lightning.cli.program import BAD_INPUT, FAILED, PROGRAM, starting
 from jdfl_lightning.core.errors import InputError
-from jdfl_lightning.core.output import as_json
+from jdfl_lightning.core.files import as_json
 from jdfl_lightning.ui.display import open_display
 from jdfl_lightning.ui.tables import show_tables
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from jdfl_lightning.cli.program import starting
 from jdfl_lightning.core.errors import InputError, require
+from jdfl_lightning.core.files import as_json
 from jdfl_lightning.core.lists import Fractions, Names
-from jdfl_lightning.core.output import as_json
 from jdfl_lightning.ui.tables import show_tables
 
 if TYPE_CHECKING:

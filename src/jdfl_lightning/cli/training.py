@@ -15,8 +15,8 @@ from rich.console import Console
 from jdfl_lightning.cli.program import FAILED, PROGRAM, starting
 from jdfl_lightning.cli.runs import tell, upload
 from jdfl_lightning.core.errors import Interrupted, Terminated
+from jdfl_lightning.core.files import as_json
 from jdfl_lightning.core.lists import Names, Numbers
-from jdfl_lightning.core.output import as_json
 from jdfl_lightning.ui.display import open_display
 from jdfl_lightning.ui.tables import show_tables
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _read(command: str, settings: Sequence[str]) -> Experiment:
     """Return the settings of a process that trains."""
     from jdfl_lightning.config import parse_experiment
-    from jdfl_lightning.core.memory import reuse_memory
+    from jdfl_lightning.core.system import reuse_memory
 
     reuse_memory()
     return parse_experiment(f"{PROGRAM} {command}", settings)
@@ -143,7 +143,7 @@ def suite(
     """
     with starting(settings):
         from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.core.memory import reuse_memory
+        from jdfl_lightning.core.system import reuse_memory
         from jdfl_lightning.studies.matrix import Suite
         from jdfl_lightning.studies.suite import Combinations, plan, run_suite
         from jdfl_lightning.ui.loggers import WandbRounds

@@ -107,6 +107,9 @@ class TrainerOptions:
         for part in self.callbacks:
             part.check("--trainer.callbacks", pl.Callback)
 
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
     @cached_property
     def are_plain(self) -> bool:
         """Whether all of them are at their defaults but for the place, and the place is a CPU."""
@@ -232,27 +235,9 @@ def user_callbacks(options: TrainerOptions) -> list[pl.Callback]:
     return [part.build() for part in options.callbacks]
 
 
-class _Key:
-    """Options as the key of a cache: equal if all their values are."""
-
-    def __init__(self, options: TrainerOptions) -> None:
-        self.options = options
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.options == other.options
-
-    def __hash__(self) -> int:
-        return hash(repr(self.options))
-
-
+@cache
 def unused_trainer(options: TrainerOptions) -> pl.Trainer:
     """Return a Trainer to copy; building one takes ten times as long, as it searches all packages for callbacks."""
-    return _build_trainer(_Key(options))
-
-
-@cache
-def _build_trainer(key: _Key) -> pl.Trainer:
-    options = key.options
     return pl.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,

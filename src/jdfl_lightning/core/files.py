@@ -271,3 +271,16 @@ def checked(kind: type[_T], values: object, strict: bool = True) -> _T:
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Return what checks values of a type; pydantic takes longer to make it than to use it."""
     return TypeAdapter(kind)
+
+
+def as_json(value: object) -> str:
+    """Return plain values as JSON; a number that is none, and what is not known, are null.
+
+    >>> print(as_json([float("nan"), 0.5]))
+    [
+     null,
+     0.5
+    ]
+    """
+    finite = json.loads(json.dumps(value, default=str, skipkeys=True), parse_constant=lambda number: None)
+    return json.dumps(finite, indent=1)

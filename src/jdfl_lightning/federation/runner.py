@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.evaluation import Counts, Evaluation, Scores
-from jdfl_lightning.client.personal import COUNTS
+from jdfl_lightning.client.evaluation import COUNTS, Counts, Evaluation, Scores
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask

@@ -20,8 +20,8 @@ from jdfl_lightning.client.features import open_workspace, why_no_features
 from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core.errors import InputError, PublicError, StorageError
-from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.system import reuse_memory
 from jdfl_lightning.data import ImageFolderDomains, SiteFolders
 from jdfl_lightning.federation.wire import (
     Answer,

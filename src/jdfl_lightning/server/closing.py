@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.details import examine
+from jdfl_lightning.client.evaluation import COUNTS, GLOBAL, IMAGES, MODELS, SEEN
 from jdfl_lightning.client.fit import Workspace
-from jdfl_lightning.client.personal import COUNTS, GLOBAL, IMAGES, MODELS, SEEN
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext

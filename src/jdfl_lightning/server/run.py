@@ -8,6 +8,7 @@ from pathlib import Path
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import require
+from jdfl_lightning.core.system import after_current_client
 from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
@@ -20,7 +21,6 @@ from jdfl_lightning.storage.discoveries import load_discovery, read_discovery, s
 from jdfl_lightning.storage.folder import SavedRun, read_run, save_figure
 from jdfl_lightning.storage.names import ALONE, DISCOVERY_FIGURE
 from jdfl_lightning.ui.display import Display
-from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture
 
 

@@ -17,6 +17,7 @@ from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
 from jdfl_lightning.core.files import remove_asides
 from jdfl_lightning.core.messages import SUPERVISION, UNKNOWN
+from jdfl_lightning.core.system import after_current_client
 from jdfl_lightning.core.tensors import Record, misfit
 from jdfl_lightning.data.base import option_defaults
 from jdfl_lightning.data.summary import data_table
@@ -39,7 +40,6 @@ from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, 
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.storage.weights import save_network
 from jdfl_lightning.ui.display import Display
-from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture, logger_address, open_logger
 
 

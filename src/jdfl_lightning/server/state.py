@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from jdfl_lightning.clustering.clusters import PseudoDomains
-from jdfl_lightning.core.errors import StorageError
+from jdfl_lightning.core.errors import reading
 from jdfl_lightning.core.tensors import Record, Tensors
 
 
@@ -48,8 +48,6 @@ def read_taken(file: Path, table: Tensors) -> dict[int, tuple[int, float]]:
     """Return how often clients have taken part and their last losses, from the table in a checkpoint."""
     if not table:  # no client has yet, or the run is private or older
         return {}
-    try:
+    with reading("a checkpoint with its clients", file):
         columns = [table[name].tolist() for name in ("client", "rounds", "loss")]
         return {int(client): (int(rounds), float(loss)) for client, rounds, loss in zip(*columns, strict=True)}
-    except (KeyError, TypeError, ValueError) as error:
-        raise StorageError(f"Expected a checkpoint but the clients in {file} cannot be read: {error!r}.") from error

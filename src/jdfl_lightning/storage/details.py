@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from jdfl_lightning.core.errors import InputError, StorageError, plain
+from jdfl_lightning.core.errors import InputError, plain, reading
 from jdfl_lightning.core.files import checked, read_json, read_text, write_csv, write_whole
 from jdfl_lightning.storage.metrics import last_round
 from jdfl_lightning.storage.names import CLIENT_ROWS, CONFUSION, DATA, DIAGNOSIS, EVALUATION, STOPPED, Count, Text
@@ -52,13 +52,9 @@ def read_details(folder: Path) -> dict[str, Any] | None:
     """Read ``evaluation.json``; None if the run has none."""
     if not (folder / EVALUATION).exists():
         return None
-    try:
+    with reading("the details of a run", folder / EVALUATION):
         found: dict[str, Any] = read_json(folder / EVALUATION)
-        return found
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"Expected the details of a run but {folder / EVALUATION} cannot be read: {error}."
-        ) from error
+    return found
 
 
 def save_client_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -88,10 +84,8 @@ def read_stop(folder: Path) -> Stop | None:
     """Read how a run was stopped; None if it was not, or if it has gone on since."""
     if not (folder / STOPPED).exists():
         return None
-    try:
+    with reading("why the run stopped", folder / STOPPED):
         stop = checked(Stop, read_json(folder / STOPPED))
-    except (OSError, ValueError) as error:
-        raise StorageError(f"Expected why the run stopped but {folder / STOPPED} cannot be read: {error}.") from error
     return stop if stop.round == last_round(folder) else None
 
 
@@ -131,11 +125,8 @@ def write_findings(folder: Path, findings: Sequence[Finding]) -> None:
 
 def read_findings(folder: Path) -> list[Finding]:
     """Read ``diagnosis.csv``."""
-    try:
+    missing = InputError(f"Expected the folder of a diagnosis but {folder} has no {DIAGNOSIS}.")
+    with reading("a table", folder / DIAGNOSIS, missing):
         rows = csv.DictReader(io.StringIO(read_text(folder / DIAGNOSIS), newline=""))
         given = [{name: text or None for name, text in row.items()} for row in rows]
         return checked(list[Finding], given, strict=False)
-    except FileNotFoundError as error:
-        raise InputError(f"Expected the folder of a diagnosis but {folder} has no {DIAGNOSIS}.") from error
-    except (OSError, ValueError, csv.Error) as error:
-        raise StorageError(f"Expected a table but {folder / DIAGNOSIS} cannot be read: {error}.") from error

@@ -15,7 +15,7 @@ from pydantic import FiniteFloat, StringConstraints
 
 from jdfl_lightning.clustering.clusters import PseudoDomains, project
 from jdfl_lightning.clustering.updates import Updates
-from jdfl_lightning.core.errors import InputError, StorageError, last_line, plain
+from jdfl_lightning.core.errors import InputError, last_line, plain, reading
 from jdfl_lightning.core.files import checked, read_json, write_whole
 from jdfl_lightning.storage.names import DISCOVERY, VECTORS, Count, Text
 from jdfl_lightning.storage.records import load_record, save_record, stored_digest
@@ -112,16 +112,13 @@ def read_discovery(folder: Path) -> dict[str, Any]:
 
 def read_as(folder: Path, kind: type[Summary]) -> dict[str, Any]:
     """Read ``discovery.json`` and check the fields of `kind`."""
-    try:
+    missing = InputError(f"Expected a folder with pseudo-domains but {folder} has no {DISCOVERY}.")
+    with reading("pseudo-domains", folder / DISCOVERY, missing):
         record: dict[str, Any] = read_json(folder / DISCOVERY)
         if isinstance(checked(kind, record), _Found):
             _check_agreement(record)
             record["note"] = plain(record["note"])
-        return record
-    except FileNotFoundError as error:
-        raise InputError(f"Expected a folder with pseudo-domains but {folder} has no {DISCOVERY}.") from error
-    except (OSError, ValueError) as error:
-        raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
+    return record
 
 
 def _check_agreement(record: dict[str, Any]) -> None:
@@ -151,7 +148,7 @@ def load_discovery(folder: Path, data: str, num_clients: int) -> tuple[Updates, 
         return None
     found = read_discovery(folder)
     record = load_record(folder / VECTORS)[0]
-    try:
+    with reading("pseudo-domains", folder / DISCOVERY):
         if found["data"] != data:
             return None
         clients, vectors, centroids = record["updates"]["clients"], record["updates"]["u"], record["centroids"]["mu"]
@@ -175,8 +172,6 @@ def load_discovery(folder: Path, data: str, num_clients: int) -> tuple[Updates, 
             silhouettes={int(m): float(value) for m, value in found["silhouettes"].items()},
             note=str(found["note"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
 
 
 def _check_vectors(clients: torch.Tensor, vectors: torch.Tensor, centroids: torch.Tensor, num_clients: int) -> None:
