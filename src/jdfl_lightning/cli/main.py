@@ -27,9 +27,15 @@ def completion(shell: Literal["bash", "zsh"] = "bash") -> int:
     Args:
         shell: The shell. Save the script to a file that it reads when it starts.
     """
-    from jdfl_lightning.config.completion import completion_script
+    from jdfl_lightning.config.parsing import command_options
+    from jdfl_lightning.report.markup import render
 
-    print(completion_script(COMMANDS, shell), end="")
+    groups: dict[str, list[str]] = {}
+    for group, word in (name.split() for name in COMMANDS if " " in name):
+        groups.setdefault(group, []).append(word)
+    options = {name: command_options(command) for name, command in COMMANDS.items()}
+    commands = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
+    print(render("completion.sh", zsh=shell == "zsh", groups=groups, commands=commands, options=options), end="")
     return 0
 
 
