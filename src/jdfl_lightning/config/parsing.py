@@ -1,4 +1,4 @@
-"""Command lines -> settings, by jsonargparse: the options of a run and of a command, as parsers and shells need them."""
+"""Command lines -> settings, by jsonargparse: the options of runs and of commands, for parsers and for shells."""
 
 from __future__ import annotations
 

@@ -238,13 +238,8 @@ def _check_yaml(text: str, aliases: bool) -> None:
 
 def read_json(file: Path) -> Any:
     """Read a JSON file; raise a ValueError that says what is wrong with it, or an OSError."""
-    return parse_json(read_text(file))
-
-
-def parse_json(text: str) -> Any:
-    """Return the value of a JSON text; raise a ValueError that says what is wrong with it."""
     try:
-        return json.loads(text)
+        return json.loads(read_text(file))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from jdfl_lightning.core.errors import StorageError, reading
-from jdfl_lightning.core.files import checked, parse_json, require_regular, write_whole
+from jdfl_lightning.core.files import checked, require_regular, write_whole
 from jdfl_lightning.core.tensors import Record, Tensors
 
 KEY = "jdfl"
@@ -73,7 +73,7 @@ def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
             tensors: Tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 - not a dict
         if _digest(tensors, text) != digest:
             raise StorageError(f"Expected saved tensors but {file} is damaged: its checksum does not match.")
-        about = parse_json(text)
+        about = json.loads(text)
         if not isinstance(about, dict):
             raise ValueError("no settings")
     record: Record = {}
@@ -129,7 +129,7 @@ def _from_table(table: Tensors) -> dict[int, int]:
 def read_header(file: Path) -> CheckpointHeader:
     """Read a checkpoint's header without the server's tensors."""
     with reading("a checkpoint", file), open_record(file) as stored:
-        about = parse_json((stored.metadata() or {})[KEY].partition(" ")[2])
+        about = json.loads((stored.metadata() or {})[KEY].partition(" ")[2])
         clients, joined = (
             {name: stored.get_tensor(f"{group}/{name}") for name in ("client", "value")}
             for group in ("clients", "joined")
