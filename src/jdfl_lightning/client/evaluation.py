@@ -95,26 +95,11 @@ def further_parts(data: DomainDataModule) -> dict[str, Sequence[str]]:
     return {name: domains for name, domains in parts.items() if domains}
 
 
-def part_loader(data: DomainDataModule, part: str) -> BatchLoader:
-    """Return the images of a part: test, val or unseen."""
-    loaders = {"test": data.test_dataloader, "val": data.val_dataloader, "unseen": data.unseen_dataloader}
-    return loaders[part]()
-
-
 def examine_without_trainer(module: pl.LightningModule, loader: BatchLoader) -> None:
     """Do what a Trainer's test does with the batches: what it does around them takes longer than small ones."""
     with torch.inference_mode(), eval_mode(module):
         for number, batch in enumerate(loader):
             module.test_step(batch, number)
-
-
-def _count_without_trainer(module: JointModule, loader: BatchLoader) -> list[tuple[int, int]]:
-    """Return the counts that a Trainer's test gives."""
-    module.test_accuracy.reset()
-    examine_without_trainer(module, loader)
-    right, seen = module.test_accuracy.counts.tolist()
-    module.test_accuracy.reset()
-    return list(zip(right, seen, strict=True))
 
 
 class _TakeDown(pl.Callback):
@@ -146,7 +131,11 @@ def count_batches(workspace: Workspace, module: JointModule, loader: BatchLoader
     """Return, for every domain, the numbers of images of a loader that are classified correctly, and of all."""
     options = workspace.experiment.trainer
     if options.are_plain and type(module) is JointModule:
-        return _count_without_trainer(module, loader)
+        module.test_accuracy.reset()
+        examine_without_trainer(module, loader)
+        right, seen = module.test_accuracy.counts.tolist()
+        module.test_accuracy.reset()
+        return list(zip(right, seen, strict=True))
     taken = _TakeDown()
     with quiet():
         silent_trainer(options, callbacks=[taken]).test(module, loader, verbose=False)
@@ -158,7 +147,7 @@ def part_batches(workspace: Workspace, module: JointModule, part: str) -> Iterat
 
     Then the module has the BatchNorm statistics of a domain's images while its batches are evaluated.
     """
-    loader = part_loader(workspace.data, part)
+    loader: BatchLoader = getattr(workspace.data, f"{part}_dataloader")()
     if workspace.experiment.statistics == "saved":
         yield loader
         return

@@ -13,7 +13,7 @@ from jdfl_lightning.algorithms.base import SECOND, LocalUpdate
 from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe, TurnedBatches
-from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer, user_callbacks
+from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
 from jdfl_lightning.client.workspace import Workspace as Workspace
 from jdfl_lightning.client.workspace import build_module as build_module
 from jdfl_lightning.client.workspace import initial_backbone as initial_backbone
@@ -54,7 +54,7 @@ def train(
             PlainLoop(module, loader, update).fit(epochs)
         return snapshot(module.trainable()), {}
     with quiet(), randomness:
-        trainer = silent_trainer(options, epochs, [update, *user_callbacks(options)], max_steps)
+        trainer = silent_trainer(options, epochs, [update, *(part.build() for part in options.callbacks)], max_steps)
         trainer.fit(module, loader)
     # Trainer has reference cycles, so it stays in memory until the garbage collector runs: free its large tensors now
     for optimizer in trainer.optimizers:

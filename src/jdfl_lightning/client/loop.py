@@ -41,17 +41,12 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
         return False
     if module.loss_term is None:
         return False
-    return has_known_hooks(update)
-
-
-def has_known_hooks(update: LocalUpdate) -> bool:
-    """Return whether all hooks of a callback are this package's own and called by `PlainLoop`."""
-    kind: Any = type(update)
-    return _are_known(kind)
+    return has_known_hooks(type(update))
 
 
 @cache
-def _are_known(update: Any) -> bool:
+def has_known_hooks(update: Any) -> bool:
+    """Return whether all hooks of a class of callbacks are this package's own and called by `PlainLoop`."""
     return all(
         name in _HOOKS and getattr(update, name).__module__.startswith("jdfl_lightning.")
         for name, hook in vars(pl.Callback).items()

@@ -123,19 +123,6 @@ class TrainerOptions:
         return {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}.get(self.precision)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise: Lightning would exit the process and ignore every further Ctrl-C."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SystemExit as leaving:
-        if not isinstance(leaving.__context__, KeyboardInterrupt):
-            raise
-        signal.signal(signal.SIGINT, handler)
-        raise KeyboardInterrupt from None
-
-
 class _OwnSignals(pl.Callback):
     """Restores the SIGTERM handler: Lightning's would end a fit midway."""
 
@@ -152,16 +139,20 @@ class _OwnSignals(pl.Callback):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Lightning's messages and warnings inside the block."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    """Silence Lightning's messages and warnings inside the block, and let Ctrl-C raise."""
+    handler, loggers = signal.getsignal(signal.SIGINT), [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\.")
-            with interruptible():
-                yield
+            yield
+    except SystemExit as leaving:  # Lightning would exit the process and ignore every further Ctrl-C
+        if not isinstance(leaving.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -228,11 +219,6 @@ def silent_trainer(
     trainer.fit_loop.epoch_loop.max_steps = max_steps
     trainer.callbacks.extend([_OwnSignals(), *callbacks])  # type: ignore[attr-defined]
     return trainer
-
-
-def user_callbacks(options: TrainerOptions) -> list[pl.Callback]:
-    """Build the user's callbacks for one fit."""
-    return [part.build() for part in options.callbacks]
 
 
 @cache

@@ -229,12 +229,6 @@ def given_values(args: Sequence[str], name: str) -> list[str]:
     return [arg.partition("=")[2] for arg in split_options(args, {name})[0]]
 
 
-def named_in_full(args: Sequence[str]) -> list[str]:
-    """Return arguments with short names of classes replaced by their import paths."""
-    parts = [arg.partition("=") for arg in args]
-    return [f"{option}{equals}{full_name(option[2:], value)}" for option, equals, value in parts]
-
-
 def with_lists(args: Sequence[str]) -> list[str]:
     """Return arguments in which what is given for a list is a list, and a Trainer's callback has its options.
 

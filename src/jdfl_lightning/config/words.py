@@ -118,7 +118,15 @@ def possible_values(setting: str) -> list[str]:
     if setting in PARTS:
         home = import_module("torch.optim" if setting == "optimizer" else "torch.optim.lr_scheduler")
         parent = PARTS[setting][0]
-        return [] if setting == "model" else [n for n in vars(home) if n[0] != "_" and _is_below(vars(home)[n], parent)]
+        return (
+            []
+            if setting == "model"
+            else [
+                name
+                for name, value in vars(home).items()
+                if name[0] != "_" and isinstance(value, type) and issubclass(value, parent) and value is not parent
+            ]
+        )
     hints = get_type_hints(Experiment)
     parents = [hint for hint in get_args(hints.get(setting)) or (hints.get(setting),) if isinstance(hint, type)]
     found = [one for parent in parents for one in subclasses(parent) if one.__name__[0] != "_"]
@@ -126,10 +134,6 @@ def possible_values(setting: str) -> list[str]:
     return sorted(
         {c.__name__ for c in found if not c.__module__.startswith(ours) or c.__name__ in jdfl_lightning.__all__}
     )
-
-
-def _is_below(value: Any, parent: type) -> bool:
-    return isinstance(value, type) and issubclass(value, parent) and value is not parent
 
 
 def no_such_option(arg: str, others: Collection[str] = ()) -> str:

@@ -77,7 +77,12 @@ class Part:
         target = self.load()
         texts = {name: value for name, value in self.init_args.items() if value and isinstance(value, (str, list))}
         known = parameters(target) if texts else {}  # to look at a signature takes longer than to make an optimizer
-        functions = {name: _functions(value) for name, value in texts.items() if _takes_function(known.get(name))}
+        # an argument that is declared as a function is given by its import path
+        functions = {
+            name: _functions(value)
+            for name, value in texts.items()
+            if "Callable" in str(getattr(known.get(name), "annotation", ""))
+        }
         return target(*args, **(self.init_args | functions | more))
 
     def check(self, flag: str, kind: type, supplied: Collection[str] = ()) -> None:
@@ -132,11 +137,6 @@ def _equal(value: Any, default: Any) -> bool:
         return bool(value == _plain(default, ""))
     except (InputError, ValueError):  # a default of another kind
         return False
-
-
-def _takes_function(parameter: inspect.Parameter | None) -> bool:
-    """Return whether an argument is declared as a function, so that a text is its import path."""
-    return parameter is not None and "Callable" in str(parameter.annotation)
 
 
 def _functions(value: Any) -> Any:

@@ -80,11 +80,6 @@ class _Sent:
     models: tuple[str, ...] = ()
     """Names of the models to evaluate."""
 
-    @property
-    def clients(self) -> list[int]:
-        """The clients of its tasks."""
-        return list(self.tasks)
-
 
 class SitesRunner(Runner):
     """Sends a round's tasks to the sites, with the last round's model to evaluate, and collects answers in order.
@@ -172,8 +167,8 @@ class SitesRunner(Runner):
         }
         if evaluating is not None:
             evaluating.sent = True
-            evaluating.awaited = [payload for payload in sent.values() if not payload.clients]
-        return {site: payload for site, payload in sent.items() if payload.clients}
+            evaluating.awaited = [payload for payload in sent.values() if not payload.tasks]
+        return {site: payload for site, payload in sent.items() if payload.tasks}
 
     def _payload(self, site: int, tasks: Sequence[FitTask], evaluating: _Evaluating | None) -> Payload:
         request = Request(tasks) if evaluating is None else Request(tasks, evaluating.models, evaluating.buffers)
@@ -186,13 +181,13 @@ class SitesRunner(Runner):
         answer = self._federation.hear(sent.node, sent.payload, sent.until)
         try:
             if not isinstance(answer, str):
-                return self._checked(read_answer(answer, sent.clients, sent.models, self._metrics(sent)), sent)
+                return self._checked(read_answer(answer, list(sent.tasks), sent.models, self._metrics(sent)), sent)
             reason = answer
         except InputError as error:
             reason = str(error)
-        if not sent.clients:
+        if not sent.tasks:
             self._federation.say(f"site {sent.site} did not evaluate the model: {reason}")
-        return Answer([FitFailure(client, reason) for client in sent.clients])
+        return Answer([FitFailure(client, reason) for client in sent.tasks])
 
     def _metrics(self, sent: _Sent) -> set[str]:
         """Return the names of the metrics that clients report: their loss and the norms of their states, or counts."""

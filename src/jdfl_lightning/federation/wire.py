@@ -157,11 +157,6 @@ def write_header(header: RequestHeader, payload: Payload) -> Payload:
     return Payload(payload.tensors, {**payload.notes, "header": vars(header)})
 
 
-def read_request_header(payload: Payload) -> RequestHeader:
-    """Read the header of a request from a payload."""
-    return checked(RequestHeader, payload.notes["header"])
-
-
 def write_request(request: Request) -> Payload:
     """Write a request to a payload."""
     tensors: Record = {}

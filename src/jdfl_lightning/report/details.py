@@ -103,7 +103,8 @@ def draw_targets(learned: Tensors, rows: Sequence[Mapping[str, float]]) -> Drawi
     """
     if not {"start", "table"} <= set(learned) or not all("targets/entropy" in row for row in rows[-1:]):
         return None
-    start, table = (_mean(learned[name]) for name in ("start", "table"))
+    both = [learned[name].double() for name in ("start", "table")]
+    start, table = (each.reshape(-1, *each.shape[-2:]).mean(dim=0) for each in both)
     figure = new_figure(15, 4.4)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1, 1.3])
     last = f"after round {rows[-1]['round']:.0f}"
@@ -113,11 +114,6 @@ def draw_targets(learned: Tensors, rows: Sequence[Mapping[str, float]]) -> Drawi
         figure.colorbar(axes.images[0], ax=axes)
     _draw_change(right, rows, math.log(table.shape[1]))
     return figure
-
-
-def _mean(table: Tensor) -> Tensor:
-    """Return the mean over all but the last two dimensions."""
-    return table.double().reshape(-1, *table.shape[-2:]).mean(dim=0)
 
 
 def _draw_table(axes: Axes, table: Tensor, title: str) -> None:

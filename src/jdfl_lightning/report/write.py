@@ -18,7 +18,7 @@ from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_runs
 from jdfl_lightning.report.comparison import COLUMNS, Line, Section, compare
 from jdfl_lightning.report.figures import ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
 from jdfl_lightning.report.leave_one_out import leave_one_out
-from jdfl_lightning.report.markup import Block, Chapter, Picture, Table, is_report, render
+from jdfl_lightning.report.markup import Block, Chapter, Column, Picture, Table, is_report, render
 from jdfl_lightning.storage.folder import SavedRun, save_figure
 from jdfl_lightning.storage.names import FigureFormat
 
@@ -104,7 +104,9 @@ def write_report(
         raise InputError(f"Expected --output to be writable but got {output}: {error}.") from error
     for stale in [file for pattern in (_PICTURES, *_FURTHER) for file in output.glob(pattern)]:
         stale.unlink()
-    parts: list[Chapter] = [("How to read this", [_summary(count, left_out), *_INTRODUCTION])]
+    aside = f"{len(left_out)} left out, listed with reasons at the end" if left_out else "none was left out"
+    summary = f"{'1 run is' if count == 1 else f'{count} runs are'} compared; {aside}."
+    parts: list[Chapter] = [("How to read this", [summary, *_INTRODUCTION])]
     groups = list(leave_one_out(sections))
     parts += [(f"Leave one domain out: {group.title}", [f"{group.about}.", group.table()]) for group in groups]
     if len(sections) > 1:
@@ -112,7 +114,9 @@ def write_report(
     what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
     parts += [_part(section, what, output / f"report-{i}", formats) for i, section in enumerate(sections, start=1)]
     everything = "Nothing: every run found is in the tables."
-    parts.append(("Left out", [tables.left_out_table(left_out) if left_out else everything]))
+    why = [Column("run folder", [str(entry.folder) for entry in left_out], "text")]
+    why.append(Column("why", [entry.reason for entry in left_out], "text"))
+    parts.append(("Left out", [Table("Runs that are in no table.", why) if left_out else everything]))
     further = [line for group in groups for line in group.results()]
     extra = [pd.DataFrame(further, columns=COLUMNS, dtype=object)] if further else []
     results = pd.concat([*(section.results[COLUMNS] for section in sections), *extra])
@@ -144,12 +148,6 @@ def _was_cut_off(names: set[str]) -> bool:
     pictures = {name for name in names if any(fnmatch(name, pattern) for pattern in (_PICTURES, *_FURTHER))}
     aside = {name for name in names if name == "wandb" or fnmatch(name, ".*.tmp")}
     return names == tables | pictures | aside and (not tables or bool(pictures))
-
-
-def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
-    runs = "1 run is" if count == 1 else f"{count} runs are"
-    aside = f"{len(left_out)} left out, listed with reasons at the end" if left_out else "none was left out"
-    return f"{runs} compared; {aside}."
 
 
 def _accuracies(section: Section) -> Table:

@@ -17,14 +17,15 @@ from jdfl_lightning.client.evaluation import COUNTS, GLOBAL, IMAGES, MODELS, SEE
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.files import write_csv
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.report.details import draw_confusion
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.server.tasks import make_tasks, sharing
-from jdfl_lightning.storage.details import save_client_rows, save_details
+from jdfl_lightning.storage.details import save_details
 from jdfl_lightning.storage.folder import save_figure
-from jdfl_lightning.storage.names import CONFUSION_FIGURE, Which
+from jdfl_lightning.storage.names import CLIENT_ROWS, CONFUSION_FIGURE, Which
 from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
 from jdfl_lightning.ui.loggers import log_picture, log_rows
 
@@ -63,7 +64,7 @@ def close_run(
     if logger is not None and (details or own):
         logger.log_metrics(_numbers(details or own), step=state.round)
     rows = client_rows(workspace.experiment, state, details, personal)
-    save_client_rows(folder, rows)
+    write_csv(folder / CLIENT_ROWS, rows)
     log_rows(logger, "final/clients", rows, state.round)  # `clients` is a number of every round
     return personal_line(own["personal"]["models"]) if own else ""
 

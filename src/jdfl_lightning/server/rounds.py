@@ -18,7 +18,7 @@ from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.phase1 import Theta, assign_newcomers
 from jdfl_lightning.server.screening import Form, screened, without_outliers
 from jdfl_lightning.server.state import ServerState
-from jdfl_lightning.server.tasks import learned_form, learned_metrics, make_tasks, sharing, update_learned
+from jdfl_lightning.server.tasks import learned_form, make_tasks, sharing, update_learned
 
 _ATTEMPTS = 3
 """Number of attempts at a round before the run ends."""
@@ -142,7 +142,7 @@ class Rounds:
             "train/loss": float("nan"),
             **{name: total / examples for name, (total, examples) in tally.metrics.items()},
             **algorithm.metrics(record, context),
-            **learned_metrics(experiment, learned),
+            **dict(pair for n, part in experiment.learned.items() for pair in part.metrics(learned.get(n, {})).items()),
             "clients": tally.clients,
             "refused": len(tally.refused),
             **({} if domains is None else {"joined": float(len(domains.newcomers))}),
@@ -220,7 +220,7 @@ class Rounds:
             head = {name: tensor.to(like.dtype) for name, tensor in head.items()}
             models = {name: weights | head for name, weights in models.items()}
         self.runner.evaluate(models, state.buffers, tell)
-        if events.has_users:
+        if events.users:
             self.runner.finish()
 
 

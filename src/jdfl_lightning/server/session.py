@@ -40,7 +40,7 @@ from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, 
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.storage.weights import save_network
 from jdfl_lightning.ui.display import Display
-from jdfl_lightning.ui.loggers import log_picture, logger_address, open_logger
+from jdfl_lightning.ui.loggers import WandbRounds, log_picture, open_logger
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             logger = open_logger(experiment.logger, folder, experiment.name, logged)
             where = f", resumed after round {reached.state.round}" if reached else ""
             display.say(f"run folder: {folder}{where}")
-            if address := logger_address(logger):
-                display.say(f"Weights & Biases: {address}")
+            if isinstance(logger, WandbRounds) and logger.address:
+                display.say(f"Weights & Biases: {logger.address}")
             _describe(experiment, folder, display)
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
@@ -136,7 +136,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                 except (KeyboardInterrupt, InputError) as error:
                     if not isinstance(error, StorageError):
                         journal.save()
-                    _tell_end(events, error)
+                    with suppress(InputError):  # an error of a callback, which is shown, does not hide this one
+                        events.run_ended(" ".join(str(error).split()) or type(error).__name__)
                     if isinstance(error, KeyboardInterrupt):
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
@@ -169,12 +170,6 @@ def _describe(experiment: Experiment, folder: Path, display: Display) -> None:
     save_data(folder, about)
     display.table(data_table(about))
     display.say(f"protocol: {protocol.name}; accuracy is reported {protocol.picked}")
-
-
-def _tell_end(events: Events, error: BaseException) -> None:
-    """Tell callbacks that a run ends by an error; an error of theirs, which is shown, does not hide it."""
-    with suppress(InputError):
-        events.run_ended(" ".join(str(error).split()) or type(error).__name__)
 
 
 @contextmanager

@@ -96,12 +96,6 @@ def update_learned(experiment: Experiment, record: Record, answers: Sequence[tup
     return _filled(updated)
 
 
-def learned_metrics(experiment: Experiment, record: Record) -> dict[str, float]:
-    """Return numbers to log after a round."""
-    parts = experiment.learned.items()
-    return {key: value for name, part in parts for key, value in part.metrics(record.get(name, {})).items()}
-
-
 def _filled(records: Record) -> Record:
     """Leave out groups without tensors."""
     return {name: tensors for name, tensors in records.items() if tensors}

@@ -16,7 +16,7 @@ from typing import Any
 from jdfl_lightning.core.errors import InputError, plain, reading
 from jdfl_lightning.core.files import checked, read_json, read_text, write_csv, write_whole
 from jdfl_lightning.storage.metrics import last_round
-from jdfl_lightning.storage.names import CLIENT_ROWS, CONFUSION, DATA, DIAGNOSIS, EVALUATION, STOPPED, Count, Text
+from jdfl_lightning.storage.names import CONFUSION, DATA, DIAGNOSIS, EVALUATION, STOPPED, Count, Text
 
 
 def save_data(folder: Path, about: Mapping[str, Any]) -> None:
@@ -37,15 +37,10 @@ def save_details(folder: Path, details: Mapping[str, Any], class_names: Sequence
         if isinstance(value, dict) and "confusion" in value:
             rows = [dict(zip(class_names, counts, strict=True)) for counts in value["confusion"]]
             labelled = [{"true \\ predicted": label} | row for label, row in zip(class_names, rows, strict=True)]
-            write_csv(folder / confusion_file(name), labelled)
+            write_csv(folder / (CONFUSION if name == "test" else CONFUSION.replace(".", f"-{name}.")), labelled)
             value = {key: inner for key, inner in value.items() if key != "confusion"}
         rest[name] = value
     write_whole(folder / EVALUATION, json.dumps(rest, indent=1).encode())
-
-
-def confusion_file(part: str) -> str:
-    """Return the name of the file with a part's confusion matrix."""
-    return CONFUSION if part == "test" else CONFUSION.replace(".", f"-{part}.")
 
 
 def read_details(folder: Path) -> dict[str, Any] | None:
@@ -55,11 +50,6 @@ def read_details(folder: Path) -> dict[str, Any] | None:
     with reading("the details of a run", folder / EVALUATION):
         found: dict[str, Any] = read_json(folder / EVALUATION)
     return found
-
-
-def save_client_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``clients.csv``: a row for each client."""
-    write_csv(folder / CLIENT_ROWS, rows)
 
 
 @dataclass(frozen=True)

@@ -188,11 +188,6 @@ def open_logger(logger: Logger | bool, folder: Path, name: str, run: str | None 
     return logger
 
 
-def logger_address(logger: Logger | None) -> str | None:
-    """Return where a run can be watched: its address at W&B, if it is online."""
-    return logger.address if isinstance(logger, WandbRounds) else None
-
-
 def explain_logger(message: str) -> str:
     """Reword a parser's error about the setting `logger`; return any other as it is.
 
