@@ -27,9 +27,12 @@ def list_all(runs: list[Path] = [], json: bool = False) -> int:  # noqa: B006 - 
         runs: Run folders, or folders that contain some; runs/ if not given.
         json: Print JSON, a list of objects.
     """
-    from jdfl_lightning.report.listing import list_runs, list_table
+    from jdfl_lightning.report.collect import find_run_folders
+    from jdfl_lightning.report.listing import list_table, summarize
+    from jdfl_lightning.storage.names import RUNS
 
-    found = list_runs(runs)
+    folders = find_run_folders(runs or [Path(RUNS)]) if runs or Path(RUNS).is_dir() else []
+    found = sorted(map(summarize, folders), key=lambda run: run.changed)  # those written last at the end
     if json:
         print(as_json([asdict(run) for run in found]))
     elif not found:
@@ -148,10 +151,24 @@ def tell(report: Report) -> None:
 
 
 def upload(report: Report, like: WandbRounds | None = None) -> None:
-    """Put a report on Weights & Biases."""
-    from jdfl_lightning.ui.loggers import upload_report
+    """Put a report's table and pictures on Weights & Biases, as a run named ``report``.
 
-    upload_report(report.folder, list(report.results), report.results.values.tolist(), report.pictures, like)
+    Args:
+        report: the report; W&B's own files go to its folder.
+        like: a logger whose project, entity and group it shares.
+    """
+    from jdfl_lightning.ui.loggers import WandbRounds, log_picture
+
+    like = like or WandbRounds()
+    logger = WandbRounds(like.project, like.entity, "report", like.group, like.tags, like.offline)
+    try:
+        logger.start(report.folder, "report")
+    except Exception as error:  # wandb's own, pydantic's, or the operating system's
+        raise InputError(f"Expected --wandb to start but Weights & Biases refused: {error}") from error
+    logger.log_table("report", list(report.results), report.results.values.tolist())
+    for picture in report.pictures:
+        log_picture(logger, picture.stem, picture)
+    logger.finalize("success")
 
 
 def watch(runs: list[Path], port: int = 0) -> int:

@@ -31,7 +31,7 @@ from jdfl_lightning.config.files import (
     with_lists,
 )
 from jdfl_lightning.config.groups import PARTS
-from jdfl_lightning.config.words import explain, located, possible_values, require_options
+from jdfl_lightning.config.words import OWN_OPTIONS, explain, located, no_such_option, possible_values
 from jdfl_lightning.core.errors import InputError, notify, subclasses
 from jdfl_lightning.core.lists import Fractions, Names, Numbers
 from jdfl_lightning.core.parts import Part, parameters
@@ -136,8 +136,11 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
         found = parser.instantiate(parser.parse_args([*mine, *(arg for arg in settings if arg in ("-h", "--help"))]))
     except ArgumentError as error:
         raise InputError(f"{explain(str(error), positional)} (see {program} --help)") from error
-    if takes_settings:
-        require_options(settings, own)
+    tops = {setting.name.partition(".")[0] for setting in declared_settings(Experiment)}
+    for name in (arg.removeprefix("--").partition("=")[0] for arg in settings if arg.startswith("--")):
+        top = name.partition(".")[0].removesuffix("+")
+        if top not in {*tops, *OWN_OPTIONS, *MOVED} and top.isidentifier():
+            raise InputError(no_such_option(f"--{name}", own))
     return {name: found[dotted.get(name, name)] for name in own} | ({"settings": settings} if takes_settings else {})
 
 

@@ -22,7 +22,7 @@ from jdfl_lightning.supervision import short_names
 from jdfl_lightning.ui.loggers import explain_logger
 
 _REQUIRED = "the following arguments are required: "
-_OWN_OPTIONS = ("config", "trust", "help", "print_config")
+OWN_OPTIONS = ("config", "trust", "help", "print_config")
 """Options of the parser that are no settings."""
 
 
@@ -146,7 +146,7 @@ def no_such_option(arg: str, others: Collection[str] = ()) -> str:
     >>> no_such_option("--roudns"), no_such_option("rounds")
     ('There is no option --roudns. Did you mean --rounds?', "Expected an option, as in --rounds, but got 'rounds'.")
     """
-    known = [*(setting.name for setting in declared_settings(Experiment)), *_OWN_OPTIONS, *others]
+    known = [*(setting.name for setting in declared_settings(Experiment)), *OWN_OPTIONS, *others]
     if not arg.startswith("--"):
         return f"Expected an option, as in --{arg if arg in known else 'rounds'}, but got {arg!r}."
     name = arg.removeprefix("--").removesuffix("+")
@@ -155,21 +155,6 @@ def no_such_option(arg: str, others: Collection[str] = ()) -> str:
         return f"--{name} is not an option of a run: {REFUSED[inner]}."
     near = did_you_mean(name, known).replace("'", "").replace("mean ", "mean --")
     return f"There is no option --{name}.{near}"
-
-
-def require_options(args: Sequence[str], others: Collection[str]) -> None:
-    """Raise an `InputError` if an argument is spelt like one of a command's own options.
-
-    Args:
-        args: the arguments that are left for the settings.
-        others: names of the command's own options.
-    """
-    tops = {setting.name.partition(".")[0] for setting in declared_settings(Experiment)}
-    for arg in args:
-        name = arg.removeprefix("--").partition("=")[0]
-        top = name.partition(".")[0].removesuffix("+")
-        if arg.startswith("--") and top not in {*tops, *_OWN_OPTIONS, "alpha", "tau", "phi"} and top.isidentifier():
-            raise InputError(no_such_option(f"--{name}", others))
 
 
 def located(message: str, files: Sequence[Path], given: Sequence[str]) -> str:
