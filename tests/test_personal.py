@@ -263,7 +263,7 @@ def test_same_weights_in_a_stack(algorithm: str, monkeypatch: pytest.MonkeyPatch
     if algorithm == "FedAvg":
         private["private"] = HEAD
     run = setting(algorithm, client_fraction=1.0, **private)
-    monkeypatch.setattr("jdfl_lightning.server.session.evaluate_clients", lambda *args: {})  # is done one by one
+    monkeypatch.setattr("jdfl_lightning.server.closing.evaluate_clients", lambda *args: {})  # is done one by one
     agree(run, monkeypatch)
     for file in Path("local/clients").iterdir():
         ours, theirs = load_record(file)[0], load_record(Path("vector/clients") / file.name)[0]

@@ -10,10 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from jdfl_lightning.cli.models import evaluate, export, predict
 from jdfl_lightning.cli.program import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, PROGRAM, TERMINATED, starting
-from jdfl_lightning.cli.runs import compare, list_all, report, rm, show, watch
-from jdfl_lightning.cli.training import diagnose, discover, download, fit, suite, validate
+from jdfl_lightning.cli.runs import compare, evaluate, export, list_all, predict, report, rm, show
+from jdfl_lightning.cli.training import diagnose, discover, download, fit, suite, validate, watch
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean, plain
 from jdfl_lightning.storage.trust import own_settings
 

@@ -7,11 +7,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.loggers import Logger
-
-from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.details import examine
 from jdfl_lightning.client.evaluation import COUNTS, GLOBAL, IMAGES, MODELS, SEEN
 from jdfl_lightning.client.fit import Workspace
@@ -20,38 +17,28 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import write_csv
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.report.details import draw_confusion
-from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.state import ServerState
-from jdfl_lightning.server.tasks import make_tasks, sharing
+from jdfl_lightning.server.state import ServerState, make_tasks, sharing
 from jdfl_lightning.storage.details import save_details
 from jdfl_lightning.storage.folder import save_figure
 from jdfl_lightning.storage.names import CLIENT_ROWS, CONFUSION_FIGURE, Which
 from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
 from jdfl_lightning.ui.loggers import log_picture, log_rows
 
+if TYPE_CHECKING:
+    from jdfl_lightning.server.session import Session
+
 Accuracies = dict[str, float]
 """Model, with a suffix for the images -> its accuracy at a client."""
 
 
-def close_run(
-    workspace: Workspace,
-    folder: Path,
-    state: ServerState,
-    logger: Logger | None,
-    personal: dict[int, Accuracies] | None = None,
-) -> str:
-    """Examine the weights that a run keeps, and write and log what was found; return a line about personal models.
+def close_run(session: Session, state: ServerState) -> None:
+    """Examine the weights that a run keeps and clients' own models after its last round; write, log and show it.
 
     Images at remote sites cannot be examined: only what the server knows of its clients is written.
-
-    Args:
-        workspace: the data and the module of this process.
-        folder: the run folder.
-        state: the state after the last round.
-        logger: the run's logger.
-        personal: the accuracies of clients' own models; None if they have none.
     """
+    workspace, folder, logger = session.workspace, session.folder, session.journal.logger
     details: dict[str, Any] | None = None
+    personal = evaluate_clients(session, state) if session.experiment.has_personal else None
     own = {} if personal is None else {"personal": summarise(workspace.experiment, state.round, personal)}
     if workspace.data.roster is None:
         which, model = _kept(folder)
@@ -66,7 +53,8 @@ def close_run(
     rows = client_rows(workspace.experiment, state, details, personal)
     write_csv(folder / CLIENT_ROWS, rows)
     log_rows(logger, "final/clients", rows, state.round)  # `clients` is a number of every round
-    return personal_line(own["personal"]["models"]) if own else ""
+    if own:
+        session.journal.display.say(personal_line(own["personal"]["models"]))
 
 
 def personal_line(models: dict[str, dict[str, Any]]) -> str:
@@ -161,44 +149,33 @@ def client_rows(
     return rows
 
 
-def evaluate_clients(
-    experiment: Experiment, runner: Runner, state: ServerState, events: Events
-) -> dict[int, Accuracies]:
-    """Have every client that has a model of its own evaluate it; return what each answered.
-
-    Args:
-        experiment: the run's settings.
-        runner: an open backend.
-        state: the state after the last round.
-        events: told of each answer.
-    """
+def evaluate_clients(session: Session, state: ServerState) -> dict[int, Accuracies]:
+    """Have every client that has a model of its own evaluate it after the last round; return what each answered."""
+    experiment = session.experiment
     stateful = bool(experiment.private) or experiment.algorithm.has_second_model
     everyone = range(experiment.data.num_clients)
     asked = [client for client in everyone if client in state.clients or not stateful]
     context = RoundContext(state.round + 1, len(everyone), len(asked), experiment.seed_everything)
     tasks = [replace(task, personal=True) for task in make_tasks(experiment, state, state.domains, asked, context)]
     found: dict[int, Accuracies] = {}
-    for answer in _answers(runner, tasks, len(tasks), events):
+    for answer in _answers(session, tasks):
         found[answer.client] = _accuracies(answer.metrics)
     if experiment.algorithm.by_domain:  # the model that was sent is not the global one
         asked_too = [replace(task, weights=state.weights, buffers=state.buffers) for task in tasks]
-        for answer in _answers(runner, asked_too, len(tasks), events):
+        for answer in _answers(session, asked_too):
             found.setdefault(answer.client, {})[GLOBAL] = _accuracies(answer.metrics).get(GLOBAL, math.nan)
     return {client: found[client] for client in sorted(found)}
 
 
-def _answers(runner: Runner, tasks: Sequence[FitTask], total: int, events: Events) -> Iterator[FitResult]:
-    done = 0
-    for group in sharing(tasks):
-        for answer in runner.fit(group):
-            done += 1
-            events.client_answered("personal models", done, total)
-            if isinstance(answer, FitFailure):
-                events.client_noted(
-                    group[0].round - 1, answer.client, f"its own model was not evaluated: {answer.reason}"
-                )
-            else:
-                yield answer
+def _answers(session: Session, tasks: Sequence[FitTask]) -> Iterator[FitResult]:
+    answers = (answer for group in sharing(tasks) for answer in session.runner.fit(group))
+    for done, answer in enumerate(answers, start=1):
+        session.events.client_answered("personal models", done, len(tasks))
+        if isinstance(answer, FitFailure):
+            why = f"its own model was not evaluated: {answer.reason}"
+            session.events.client_noted(tasks[0].round - 1, answer.client, why)
+        else:
+            yield answer
 
 
 def _accuracies(counts: Mapping[str, float]) -> Accuracies:

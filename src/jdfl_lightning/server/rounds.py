@@ -17,8 +17,7 @@ from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.phase1 import Theta, assign_newcomers
 from jdfl_lightning.server.screening import Form, screened, without_outliers
-from jdfl_lightning.server.state import ServerState
-from jdfl_lightning.server.tasks import learned_form, make_tasks, sharing, update_learned
+from jdfl_lightning.server.state import ServerState, learned_form, make_tasks, sharing, update_learned
 
 _ATTEMPTS = 3
 """Number of attempts at a round before the run ends."""

@@ -12,8 +12,14 @@ from jdfl_lightning.core.system import after_current_client
 from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
-from jdfl_lightning.server.phase1 import collect_updates, find_domains
-from jdfl_lightning.server.preparation import initial_private, initial_state, prepare, require_discovery
+from jdfl_lightning.server.phase1 import (
+    collect_updates,
+    find_domains,
+    initial_private,
+    initial_state,
+    prepare,
+    require_discovery,
+)
 from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.session import Session, open_run, open_session
 from jdfl_lightning.storage.checkpoint import CLIENTS, ClientStates

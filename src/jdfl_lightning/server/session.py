@@ -24,10 +24,10 @@ from jdfl_lightning.data.summary import data_table
 from jdfl_lightning.report.details import draw_targets
 from jdfl_lightning.report.protocol import Protocol
 from jdfl_lightning.report.run import draw_curves
-from jdfl_lightning.server.closing import close_run, evaluate_clients
+from jdfl_lightning.server.closing import close_run
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
-from jdfl_lightning.server.preparation import prepare
+from jdfl_lightning.server.phase1 import prepare
 from jdfl_lightning.server.resume import Reached, drop_later_rounds, find_run, read_reached, reuse_discovery
 from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.state import ServerState
@@ -86,12 +86,7 @@ class Session:
             self.journal.stop(state)
         if state.domains is not None and state.domains.joined:
             save_joined(self.folder, state.domains, self.experiment.data.true_domains)
-        personal = None
-        if self.experiment.has_personal:
-            personal = evaluate_clients(self.experiment, self.runner, state, self.events)
-        summary = close_run(self.workspace, self.folder, state, self.journal.logger, personal)
-        if summary:
-            self.journal.display.say(summary)
+        close_run(self, state)
 
 
 @contextmanager

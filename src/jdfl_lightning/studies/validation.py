@@ -18,8 +18,8 @@ from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.messages import FitTask, RoundContext
 from jdfl_lightning.core.tensors import num_bytes
-from jdfl_lightning.server.preparation import initial_state, prepare
-from jdfl_lightning.server.tasks import make_tasks
+from jdfl_lightning.server.phase1 import initial_state, prepare
+from jdfl_lightning.server.state import make_tasks
 from jdfl_lightning.ui.display import Display, progress_display
 
 _BATCHES = 4
