@@ -166,7 +166,10 @@ def located(message: str, files: Sequence[Path], given: Sequence[str]) -> str:
         given: the arguments that win over all configs.
     """
     flag = re.search(r"--([\w.]*\w)", message)
-    if flag is None or any(_overlap(arg.partition("=")[0].strip("-+"), flag[1]) for arg in given if arg[:2] == "--"):
+    if flag is None or any(
+        f"{name}.".startswith(f"{flag[1]}.") or f"{flag[1]}.".startswith(f"{name}.")
+        for name in (arg.partition("=")[0].strip("-+") for arg in given if arg[:2] == "--")
+    ):
         return message
     names = flag[1].split(".")
     for length in range(len(names), 0, -1):  # if a needed option is missing, the line of its class
@@ -174,10 +177,6 @@ def located(message: str, files: Sequence[Path], given: Sequence[str]) -> str:
             if place := place_of(file, names[:length]):
                 return f"{message} ({place})"
     return message
-
-
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def place_of(file: Path, names: Sequence[Any]) -> str | None:

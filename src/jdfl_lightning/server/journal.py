@@ -127,17 +127,15 @@ class RunJournal(RunCallback):
         state, data = report.state, self.experiment.data
         assert state is not None  # rounds that are over are repeated to the user's callbacks alone
         scores = {name: value for name, value in report.metrics.items() if is_score(name)}
-        names, score = list(data.class_names), self.experiment.global_score
-        network, arguments = self.experiment.backbone, self.experiment.backbone_args
         own = self.experiment.own_network
         header = ModelHeader(
-            backbone=network,
+            backbone=self.experiment.backbone,
             size=data.size,
-            class_names=names,
-            score=score,
+            class_names=list(data.class_names),
+            score=self.experiment.global_score,
             round=report.round,
             scores=scores,
-            backbone_args=arguments,
+            backbone_args=self.experiment.backbone_args,
             normalize=data.normalize,
             resize=data.resize,
             model=None if own is None else as_dict(own),

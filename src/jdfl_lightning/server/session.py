@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.fit import Workspace
@@ -36,7 +34,7 @@ from jdfl_lightning.storage.details import save_data, save_stop
 from jdfl_lightning.storage.discoveries import save_joined
 from jdfl_lightning.storage.folder import lock_run, make_run_folder, read_run, require_own_files, save_figure
 from jdfl_lightning.storage.metrics import last_round, read_numbers
-from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE, FigureFormat
+from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.storage.weights import save_network
 from jdfl_lightning.ui.display import Display
@@ -137,7 +135,11 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
             if experiment.figures:
-                _draw(folder, logger, experiment.figure_formats)
+                drawings = {TARGETS_FIGURE: draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)}
+                for name, drawing in (drawings | {CURVES: draw_curves(read_run(folder))}).items():
+                    if drawing is not None:
+                        save_figure(drawing, folder / name, experiment.figure_formats)
+                        log_picture(logger, Path(name).stem, folder / name)
             if events.stop is not None:
                 save_stop(folder, events.stop)  # last: whoever finds it knows that the run is finished
                 display.say(f"stopped after round {events.stop.round} of {experiment.rounds}: {events.stop}")
@@ -146,15 +148,6 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
         finally:
             if logger is not None:
                 logger.finalize(status)
-
-
-def _draw(folder: Path, logger: Logger | None, formats: Sequence[FigureFormat]) -> None:
-    """Draw and log what a finished run shows: how learned targets changed, and the curves."""
-    if (targets := draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)) is not None:
-        save_figure(targets, folder / TARGETS_FIGURE, formats)
-        log_picture(logger, "targets", folder / TARGETS_FIGURE)
-    save_figure(draw_curves(read_run(folder)), folder / CURVES, formats)
-    log_picture(logger, "curves", folder / CURVES)
 
 
 def _describe(experiment: Experiment, folder: Path, display: Display) -> None:

@@ -146,32 +146,18 @@ def load_discovery(folder: Path, data: str, num_clients: int) -> tuple[Updates, 
     """
     if not (folder / DISCOVERY).exists():
         return None
-    found = read_discovery(folder)
+    found = checked(_Found, read_discovery(folder))
     record = load_record(folder / VECTORS)[0]
+    if found.data != data:
+        return None
     with reading("pseudo-domains", folder / DISCOVERY):
-        if found["data"] != data:
-            return None
         clients, vectors, centroids = record["updates"]["clients"], record["updates"]["u"], record["centroids"]["mu"]
         _check_vectors(clients, vectors, centroids, num_clients)
-        domains = {int(client): int(domain) for client, domain in found["assignments"].items()}
-        same = list(domains) == clients.tolist() and len(centroids) == found["num_domains"]
-        if not same or max(domains.values()) >= len(centroids):
+        if list(found.assignments) != clients.tolist() or len(centroids) != found.num_domains:
             raise ValueError(f"{VECTORS} is of another discovery")
-        updates = Updates(
-            clients=clients.tolist(),
-            vectors=vectors,
-            left_out={int(client): str(reason) for client, reason in found["left_out"].items()},
-            bytes_down=int(found["bytes_down"]),
-            bytes_up=int(found["bytes_up"]),
-        )
-        return updates, PseudoDomains(
-            assignments=domains,
-            centroids=centroids,
-            criterion=str(found["criterion"]),
-            inertias={int(m): float(value) for m, value in found["inertias"].items()},
-            silhouettes={int(m): float(value) for m, value in found["silhouettes"].items()},
-            note=str(found["note"]),
-        )
+    updates = Updates(clients.tolist(), vectors, found.left_out, found.bytes_down, found.bytes_up)
+    chosen = found.criterion, found.inertias, found.silhouettes, found.note
+    return updates, PseudoDomains(found.assignments, centroids, *chosen)
 
 
 def _check_vectors(clients: torch.Tensor, vectors: torch.Tensor, centroids: torch.Tensor, num_clients: int) -> None:
