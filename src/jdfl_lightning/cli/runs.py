@@ -6,7 +6,7 @@ import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
@@ -250,18 +250,15 @@ def predict(
     if output is None:
         write_predictions(found, sys.stdout)
     else:
-        with _open_output(output) as out:
+        try:
+            out = output.open("w", newline="")
+        except OSError as error:
+            raise InputError(f"Expected --output to be writable but got {output}: {error}.") from error
+        with out:
             write_predictions(found, out)
     for line in unreadable:
         print(f"{PROGRAM}: {line}", file=sys.stderr)
     return BAD_INPUT if unreadable else 0
-
-
-def _open_output(file: Path) -> TextIO:
-    try:
-        return file.open("w", newline="")
-    except OSError as error:
-        raise InputError(f"Expected --output to be writable but got {file}: {error}.") from error
 
 
 def export(

@@ -110,7 +110,7 @@ def diagnose(
         max_epochs: E_0 is tried from 1 to this.
     """
     with starting(settings):
-        from jdfl_lightning.report.diagnosis import diagnosis_tables
+        from jdfl_lightning.report.details import diagnosis_tables
         from jdfl_lightning.studies.diagnose import Sweep
         from jdfl_lightning.studies.diagnose import diagnose as sweep_over
 

@@ -2,17 +2,18 @@
 
 from jdfl_lightning.models.backbones import (
     OWN_ARGUMENTS,
+    Preprocessing,
     backbone_on_features,
     build_backbone,
     eval_mode,
     num_features,
     own_arguments,
+    preprocessing_of,
 )
 from jdfl_lightning.models.frozen import Backbone
 from jdfl_lightning.models.heads import find_head, replace_head
 from jdfl_lightning.models.layers import LAYER_SUBSETS, conv_blocks, matching, select_parameters
 from jdfl_lightning.models.paper_cnn import PaperCNN
-from jdfl_lightning.models.pretrained import Preprocessing, preprocessing_of
 
 __all__ = [
     "LAYER_SUBSETS",

@@ -10,6 +10,7 @@ from pathlib import Path
 from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.callbacks import RoundReport, RunCallback
+from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import last_line
@@ -127,7 +128,9 @@ class RunJournal(RunCallback):
         state, data = report.state, self.experiment.data
         assert state is not None  # rounds that are over are repeated to the user's callbacks alone
         scores = {name: value for name, value in report.metrics.items() if is_score(name)}
-        own = self.experiment.own_network
+        # a subclass of JointModule that changes the training alone is not needed to use what was trained
+        part = self.experiment.model
+        own = None if part is None or part.load().forward is JointModule.forward else part
         header = ModelHeader(
             backbone=self.experiment.backbone,
             size=data.size,

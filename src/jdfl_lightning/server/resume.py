@@ -111,13 +111,6 @@ def reuse_discovery(experiment: Experiment, data: str) -> Updates | None:
     return found[0]
 
 
-def _check_kind(folder: Path, diagnosis: bool) -> None:
-    """Refuse to train in the folder of a sweep, and to sweep in the folder of a run."""
-    if (folder / DIAGNOSIS).is_file() != diagnosis:
-        kinds = ("a run", "a diagnosis")
-        raise InputError(f"Expected the folder of {kinds[diagnosis]} but {folder} is that of {kinds[not diagnosis]}.")
-
-
 def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
     """Return the folder of the run to resume, after checking its settings; None for a new run.
 
@@ -133,7 +126,9 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
         folder = Path(experiment.run_dir) if experiment.run_dir is not None else run_of(experiment.resume)
         if not (folder / CONFIG).is_file():
             return None
-        _check_kind(folder, diagnosis)
+        if (folder / DIAGNOSIS).is_file() != diagnosis:
+            kind, other = ("a diagnosis", "a run") if diagnosis else ("a run", "a diagnosis")
+            raise InputError(f"Expected the folder of {kind} but {folder} is that of {other}.")
         check_same(experiment, folder)
         return folder
     wanted = fixed_settings(as_dict(experiment))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from jdfl_lightning.backends import Runner
@@ -13,7 +14,7 @@ from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
-from jdfl_lightning.core.files import remove_asides
+from jdfl_lightning.core.files import remove_asides, write_whole
 from jdfl_lightning.core.messages import SUPERVISION, UNKNOWN
 from jdfl_lightning.core.system import after_current_client
 from jdfl_lightning.core.tensors import Record, misfit
@@ -30,11 +31,10 @@ from jdfl_lightning.server.resume import Reached, drop_later_rounds, find_run, r
 from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates, read_learned
-from jdfl_lightning.storage.details import save_data, save_stop
 from jdfl_lightning.storage.discoveries import save_joined
 from jdfl_lightning.storage.folder import lock_run, make_run_folder, read_run, require_own_files, save_figure
 from jdfl_lightning.storage.metrics import last_round, read_numbers
-from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE
+from jdfl_lightning.storage.names import CURVES, DATA, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.storage.weights import save_network
 from jdfl_lightning.ui.display import Display
@@ -141,7 +141,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                         save_figure(drawing, folder / name, experiment.figure_formats)
                         log_picture(logger, Path(name).stem, folder / name)
             if events.stop is not None:
-                save_stop(folder, events.stop)  # last: whoever finds it knows that the run is finished
+                # last: whoever finds it knows that the run is finished
+                write_whole(folder / STOPPED, json.dumps(asdict(events.stop)).encode())
                 display.say(f"stopped after round {events.stop.round} of {experiment.rounds}: {events.stop}")
             status = "success"
             events.run_ended(None if events.stop is None else str(events.stop))
@@ -155,7 +156,7 @@ def _describe(experiment: Experiment, folder: Path, display: Display) -> None:
     about, data = experiment.data.describe(), experiment.data
     protocol = Protocol.of({name: getattr(data, name) for name in option_defaults()}, experiment.selection)
     about["protocol"] |= {"name": protocol.name, "select": protocol.select}
-    save_data(folder, about)
+    write_whole(folder / DATA, json.dumps(about, indent=1).encode())
     display.table(data_table(about))
     display.say(f"protocol: {protocol.name}; accuracy is reported {protocol.picked}")
 

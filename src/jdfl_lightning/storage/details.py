@@ -16,12 +16,7 @@ from typing import Any
 from jdfl_lightning.core.errors import InputError, plain, reading
 from jdfl_lightning.core.files import checked, read_json, read_text, write_csv, write_whole
 from jdfl_lightning.storage.metrics import last_round
-from jdfl_lightning.storage.names import CONFUSION, DATA, DIAGNOSIS, EVALUATION, STOPPED, Count, Text
-
-
-def save_data(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write what a run's images are: ``data.json``."""
-    write_whole(folder / DATA, json.dumps(about, indent=1).encode())
+from jdfl_lightning.storage.names import CONFUSION, DIAGNOSIS, EVALUATION, STOPPED, Count, Text
 
 
 def save_details(folder: Path, details: Mapping[str, Any], class_names: Sequence[str]) -> None:
@@ -63,11 +58,6 @@ class Stop:
     def __str__(self) -> str:
         """Return who stopped the run, and why, as one line."""
         return plain(f"{self.callback}: {self.reason}")
-
-
-def save_stop(folder: Path, stop: Stop) -> None:
-    """Mark a run as finished after a round; called when all else is written."""
-    write_whole(folder / STOPPED, json.dumps(asdict(stop)).encode())
 
 
 def read_stop(folder: Path) -> Stop | None:

@@ -22,7 +22,7 @@ from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitTask
 from jdfl_lightning.core.system import after_current_client
 from jdfl_lightning.core.tensors import Record, flatten
 from jdfl_lightning.models import LAYER_SUBSETS, select_parameters
-from jdfl_lightning.report.diagnosis import draw_diagnosis
+from jdfl_lightning.report.details import draw_diagnosis
 from jdfl_lightning.report.run import Drawing, frame
 from jdfl_lightning.server.phase1 import prepare, require_discovery
 from jdfl_lightning.server.resume import find_run
