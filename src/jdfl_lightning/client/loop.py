@@ -74,25 +74,22 @@ class PlainLoop:
     def fit(self, epochs: int) -> None:
         """Train for some passes through the loader."""
         self.max_epochs = epochs
-        try:
-            self._fit(epochs)
-        except BaseException as error:
-            self.update.on_exception(self._trainer, self.module, error)
-            raise
-
-    def _fit(self, epochs: int) -> None:
         module, update, trainer = self.module, self.update, self._trainer
         if not module.training:  # to set it takes long, as every layer has it
             module.train()
-        update.on_train_start(trainer, module)
-        for _ in range(epochs):
-            for number, batch in enumerate(self.train_dataloader):
-                update.on_train_batch_start(trainer, module, batch, number)
-                loss = self._step(batch, number)
-                update.on_train_batch_end(trainer, module, {"loss": loss}, batch, number)
-            update.on_train_epoch_end(trainer, module)
-        update.on_train_end(trainer, module)
-        module.finish_terms(self.train_dataloader)
+        try:
+            update.on_train_start(trainer, module)
+            for _ in range(epochs):
+                for number, batch in enumerate(self.train_dataloader):
+                    update.on_train_batch_start(trainer, module, batch, number)
+                    loss = self._step(batch, number)
+                    update.on_train_batch_end(trainer, module, {"loss": loss}, batch, number)
+                update.on_train_epoch_end(trainer, module)
+            update.on_train_end(trainer, module)
+            module.finish_terms(self.train_dataloader)
+        except BaseException as error:
+            update.on_exception(trainer, module, error)
+            raise
 
     def _step(self, batch: Any, number: int) -> Tensor:
         [optimizer] = self.optimizers

@@ -21,7 +21,6 @@ from jdfl_lightning.federation.wire import (
     RequestHeader,
     read_answer,
     shared_settings,
-    write_header,
     write_request,
 )
 
@@ -174,7 +173,7 @@ class SitesRunner(Runner):
         request = Request(tasks) if evaluating is None else Request(tasks, evaluating.models, evaluating.buffers)
         fingerprint = self._federation.sites[site].fingerprint
         header = RequestHeader(self._run, site, self._first[site], fingerprint, self._settings)
-        return write_header(header, write_request(request))
+        return write_request(request, header)
 
     def _take(self, sent: _Sent) -> Answer:
         """Wait for a site's answer; an unusable answer is a failure of all its clients."""

@@ -36,7 +36,7 @@ def close_run(session: Session, state: ServerState) -> None:
 
     Images at remote sites cannot be examined: only what the server knows of its clients is written.
     """
-    workspace, folder, logger = session.workspace, session.folder, session.journal.logger
+    workspace, folder, logger = session.workspace, session.journal.folder, session.journal.logger
     details: dict[str, Any] | None = None
     personal = evaluate_clients(session, state) if session.experiment.has_personal else None
     own = {} if personal is None else {"personal": summarise(workspace.experiment, state.round, personal)}
@@ -189,13 +189,7 @@ def _accuracies(counts: Mapping[str, float]) -> Accuracies:
 
 
 def summarise(experiment: Experiment, round: int, found: Mapping[int, Accuracies]) -> dict[str, Any]:
-    """Return mean, worst and standard deviation over the clients, for each model.
-
-    Args:
-        experiment: the run's settings.
-        round: the round of the models.
-        found: accuracies by client.
-    """
+    """Return mean, worst and standard deviation of a round's models over the clients, whose accuracies are given."""
     models: dict[str, Any] = {}
     for name in COUNTS:
         each = [accuracies[name] for accuracies in found.values() if not math.isnan(accuracies.get(name, math.nan))]

@@ -12,7 +12,7 @@ from jdfl_lightning.client.evaluation import has_statistics
 from jdfl_lightning.client.features import frozen_backbone, open_workspace, why_no_features
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.trainer import check_trainer
-from jdfl_lightning.clustering.clusters import PseudoDomains, cluster
+from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.clustering.updates import Updates, reason_unusable
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, last_line, notify, require
@@ -74,12 +74,6 @@ def collect_updates(
         ) from RuntimeError(reason)
     down = sum(task.num_bytes for task in tasks)
     return Updates(list(vectors), torch.stack(list(vectors.values())), left_out, down, bytes_up)
-
-
-def find_domains(experiment: Experiment, updates: Updates) -> PseudoDomains:
-    """Cluster updates as the settings say."""
-    options = experiment.clustering
-    return cluster(updates, experiment.num_domains, options.criterion, options.max_domains, experiment.seed_everything)
 
 
 def _probe(experiment: Experiment, client: int, theta_0: Theta, attempt: int = 0) -> FitTask:
@@ -193,21 +187,17 @@ def require_discovery(experiment: Experiment) -> None:
     require(allowed, "--algorithm", "another one, as discovery looks at every client's update,", name)
 
 
-def initial_state(workspace: Workspace, domains: PseudoDomains | None) -> ServerState:
-    """Return the server's state before round 1: theta_0 with a head of M x C outputs, and empty records."""
+def initial_state(workspace: Workspace, domains: PseudoDomains | None) -> tuple[ServerState, Tensors]:
+    """Return the server's state before round 1, and what clients never send, as it is then.
+
+    The state is theta_0 with a head of M x C outputs, and empty records.
+    """
     experiment, algorithm = workspace.experiment, workspace.experiment.algorithm
     in_head = domains if experiment.supervision.needs_discovery else None
-    num_domains = 1 if in_head is None else in_head.num_domains
-    weights, buffers = workspace.start(num_domains)
+    whole, others = workspace.initial(1 if in_head is None else in_head.num_domains)
+    weights, buffers = workspace.sent(whole), workspace.sent(others)
     record = algorithm.init_server(weights)
     if domains is not None:
         record |= algorithm.init_models(weights, buffers, domains.num_domains)
-    learned = init_learned(experiment, workspace.initial(num_domains)[0], in_head)
-    return ServerState(0, weights, buffers, record, learned, domains=domains)
-
-
-def initial_private(workspace: Workspace, domains: PseudoDomains | None) -> Tensors:
-    """Return what clients never send, as it is before round 1."""
-    in_head = domains if workspace.experiment.supervision.needs_discovery else None
-    weights, buffers = workspace.initial(1 if in_head is None else in_head.num_domains)
-    return {name: tensor for name, tensor in {**weights, **buffers}.items() if name in workspace.private}
+    state = ServerState(0, weights, buffers, record, init_learned(experiment, whole, in_head), domains=domains)
+    return state, {name: tensor for name, tensor in {**whole, **others}.items() if name in workspace.private}

@@ -56,11 +56,6 @@ class Session:
     reached: Reached | None = None
     """The checkpoint, if the run is resumed."""
 
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.journal.folder
-
     def resumed(self, start: ServerState, rounds: Rounds) -> ServerState:
         """Return the state to start from: the checkpoint's, whose round is evaluated if it was not, or the start.
 
@@ -73,8 +68,8 @@ class Session:
         if self.reached is None:
             return start
         state = _reached_state(self.reached, start, self.experiment.data.num_clients)
-        self.events.repeat(read_numbers(self.folder))
-        if last_round(self.folder) < state.round:
+        self.events.repeat(read_numbers(self.journal.folder))
+        if last_round(self.journal.folder) < state.round:
             rounds.evaluate(state, self.reached.header.metrics, self.reached.evaluated)
         return state
 
@@ -83,7 +78,7 @@ class Session:
         if self.events.stop is not None:
             self.journal.stop(state)
         if state.domains is not None and state.domains.joined:
-            save_joined(self.folder, state.domains, self.experiment.data.true_domains)
+            save_joined(self.journal.folder, state.domains, self.experiment.data.true_domains)
         close_run(self, state)
 
 

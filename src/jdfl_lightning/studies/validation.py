@@ -126,7 +126,7 @@ def _task(workspace: Workspace, client: int) -> tuple[FitTask, str]:
     """Return the request of a client in round 1, with pseudo-domains that stand for those of a discovery."""
     experiment = workspace.experiment
     domains, how_many = _stand_in(experiment, client)
-    state = initial_state(workspace, domains)
+    state, _ = initial_state(workspace, domains)
     context = RoundContext(1, len(experiment.data.client_sizes), 1, experiment.seed_everything)
     [task] = make_tasks(experiment, state, domains, [client], context)
     return task, how_many
