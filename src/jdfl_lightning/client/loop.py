@@ -7,7 +7,6 @@ order, but only those that an algorithm of this package uses.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -41,16 +40,16 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
         return False
     if module.loss_term is None:
         return False
-    return has_known_hooks(type(update))
+    return has_known_hooks(update)
 
 
-@cache
-def has_known_hooks(update: Any) -> bool:
-    """Return whether all hooks of a class of callbacks are this package's own and called by `PlainLoop`."""
+def has_known_hooks(update: LocalUpdate) -> bool:
+    """Return whether all hooks of a callback are this package's own and called by `PlainLoop`."""
+    kind = type(update)
     return all(
-        name in _HOOKS and getattr(update, name).__module__.startswith("jdfl_lightning.")
+        name in _HOOKS and getattr(kind, name).__module__.startswith("jdfl_lightning.")
         for name, hook in vars(pl.Callback).items()
-        if callable(hook) and getattr(update, name) is not hook
+        if callable(hook) and getattr(kind, name) is not hook
     )
 
 

@@ -127,8 +127,10 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
         if not (folder / CONFIG).is_file():
             return None
         if (folder / DIAGNOSIS).is_file() != diagnosis:
-            kind, other = ("a diagnosis", "a run") if diagnosis else ("a run", "a diagnosis")
-            raise InputError(f"Expected the folder of {kind} but {folder} is that of {other}.")
+            kinds = ("a run", "a diagnosis")
+            raise InputError(
+                f"Expected the folder of {kinds[diagnosis]} but {folder} is that of {kinds[not diagnosis]}."
+            )
         check_same(experiment, folder)
         return folder
     wanted = fixed_settings(as_dict(experiment))
