@@ -1,4 +1,4 @@
-"""What it brings to keep freed memory for the next tensor (`jdfl_lightning.core.memory`).
+"""What it brings to keep freed memory for the next tensor (`jdfl_lightning.core.system`).
 
     python benchmarks/allocation.py
 
@@ -22,7 +22,7 @@ from timing import Times, write_section
 from torch.nn.functional import cross_entropy
 
 from jdfl_lightning import PaperCNN
-from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.system import reuse_memory
 
 
 def steps(reuse: bool, threads: int, count: int) -> None:

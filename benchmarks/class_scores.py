@@ -21,7 +21,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.joint import class_probabilities, class_scores, predict_class
 from jdfl_lightning.models import eval_mode
-from jdfl_lightning.server.preparation import prepare
+from jdfl_lightning.server.phase1 import prepare
 from jdfl_lightning.storage.names import CURVES
 from jdfl_lightning.storage.trust import CONFIG
 from jdfl_lightning.storage.weights import load_model

@@ -20,9 +20,9 @@ import torch
 from timing import write_section
 
 from jdfl_lightning import PACS, Clustering, Experiment
-from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.system import reuse_memory
 from jdfl_lightning.data.partition import Partition
-from jdfl_lightning.server.preparation import prepare
+from jdfl_lightning.server.phase1 import prepare
 from jdfl_lightning.studies.diagnose import WIDEST, find
 from jdfl_lightning.ui.display import Display
 

@@ -23,7 +23,8 @@ from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, LocalBackend, PoolBacke
 from jdfl_lightning.backends import Backend
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.server.rounds import Rounds
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import ClientStates
 
 
@@ -58,7 +59,7 @@ def measure(clients: int, per_round: int, rounds: int, backend: str, algorithm: 
         state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
         states = ClientStates(Path(folder))
         with where.open(run, states) as runner:
-            run_rounds(run, runner, state, Events(Tidy(states)))
+            Rounds(run, runner, Events(Tidy(states))).run(state)
         disk = sum(file.stat().st_size for file in Path(folder).iterdir())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"peak": peak / 1024, "disk": disk / 2**20}

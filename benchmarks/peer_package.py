@@ -13,9 +13,9 @@ from jdfl_lightning import DomainDataModule, Experiment, LocalBackend, PoolBacke
 from jdfl_lightning.backends import Backend
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.trainer import TrainerOptions
-from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.seeding import torch_generator
-from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.core.system import reuse_memory
+from jdfl_lightning.server.state import ServerState
 
 BACKENDS: dict[str, Backend] = {"local": LocalBackend(), "pool": PoolBackend(), "vector": VectorBackend()}
 

@@ -37,9 +37,9 @@ from jdfl_lightning import (
 )
 from jdfl_lightning.backends import Backend, Runner
 from jdfl_lightning.client.fit import Workspace
-from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import FitTask, RoundContext
 from jdfl_lightning.core.seeding import torch_generator
+from jdfl_lightning.core.system import reuse_memory
 from jdfl_lightning.core.tensors import Tensors, flatten
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.storage.checkpoint import ClientStates

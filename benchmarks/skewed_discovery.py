@@ -28,9 +28,9 @@ from jdfl_lightning import PACS, Clustering, DigitsDomains, Experiment, JointMod
 from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.clustering.updates import Updates, unit
-from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.parts import Part
+from jdfl_lightning.core.system import reuse_memory
 from jdfl_lightning.core.tensors import Tensors, flatten
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.data.loader import BatchLoader

@@ -16,8 +16,8 @@ from timing import write_section
 
 from jdfl_lightning import SCAFFOLD, Algorithm, DigitsDomains, Experiment, FedDC, FedDyn
 from jdfl_lightning.client.fit import Workspace
-from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.core.system import reuse_memory
 from jdfl_lightning.storage.checkpoint import ClientStates
 
 Result = TypeVar("Result")

@@ -39,7 +39,8 @@ from jdfl_lightning.core.seeding import sample_clients
 from jdfl_lightning.core.tensors import Record, Tensors, flatten
 from jdfl_lightning.models import build_backbone
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.server.rounds import Rounds
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.supervision import Plain
 
@@ -101,7 +102,7 @@ class Played(Reports):
         if domains is not None:
             record |= run.algorithm.init_models(weights, buffers, domains.num_domains)
         runner = Watched(workspace, self.states)
-        run_rounds(run, runner, ServerState(0, weights, buffers, record, domains=domains), Events(self))
+        Rounds(run, runner, Events(self)).run(ServerState(0, weights, buffers, record, domains=domains))
         self.tasks, self.results, self.reports = runner.tasks, runner.results, self.all
 
     def round_aggregated(self, state: ServerState, metrics: dict[str, float]) -> None:
@@ -455,7 +456,7 @@ def test_fedproc_prototypes_reach_the_clients(tmp_path: Path) -> None:
         domains = PseudoDomains(dict.fromkeys(range(4), 0), torch.eye(3), "given", {}, {})
         state = ServerState(0, start, buffers, run.algorithm.init_server(start), domains=domains)
         runner = Watched(workspace, ClientStates(tmp_path / name))
-        run_rounds(run, runner, state, Events(reports))
+        Rounds(run, runner, Events(reports)).run(state)
         sent[name] = [task for tasks in runner.tasks for task in tasks]
         weights[name] = [flatten(report.state.weights) for report in reports.all]
     assert torch.equal(weights["FedProc"][0], weights["FedAvg"][0])

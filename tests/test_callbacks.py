@@ -31,7 +31,7 @@ from jdfl_lightning.config import Checkpointing, as_dict, parse_experiment
 from jdfl_lightning.core.errors import InputError, StorageError
 from jdfl_lightning.federation.site import SiteWorker
 from jdfl_lightning.report.collect import read_runs
-from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import Checkpoints
 from jdfl_lightning.storage.details import Stop, read_stop
 from jdfl_lightning.storage.folder import read_run

@@ -247,7 +247,7 @@ METRICS = {"test/acc": 0.5, "test/acc_best": 0.5, "test/acc_worst": 0.25, "train
 def test_plain_display() -> None:
     out = StringIO()
     display = open_display(Console(file=out, width=40))
-    assert isinstance(display, PlainDisplay)
+    assert type(display) is PlainDisplay
     with display:
         display.step("discovery", 1, 2)
         display.step("discovery", 2, 2)

@@ -28,7 +28,8 @@ from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, flatten
 from jdfl_lightning.joint import RandomTargets, dense_targets
 from jdfl_lightning.models import build_backbone
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.server.rounds import Rounds
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_record
 
 
@@ -246,7 +247,7 @@ def play(run: Experiment) -> list[ServerState]:
     state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
     reports = Reports()
     with LocalBackend().open(run, ClientStates(Path("clients"))) as runner:
-        run_rounds(run, runner, state, Events(reports))
+        Rounds(run, runner, Events(reports)).run(state)
     return [report.state for report in reports.all]
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from helpers import contents, experiment, finished
 from jdfl_lightning import fit, validate
-from jdfl_lightning.cli import COMMANDS, main
-from jdfl_lightning.config.completion import completion_script
+from jdfl_lightning.cli import main
 from jdfl_lightning.data.folder import KnownDomains
 from jdfl_lightning.storage.folder import is_locked, lock_run
 from run_folders import config, write_run
@@ -225,7 +224,7 @@ def test_download(
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_completion_in_bash(tmp_path: Path) -> None:
+def test_completion_in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "work" / "photo.png").touch()
     cases = {
         "": "validate fit discover diagnose suite test predict export report watch runs download completion",
@@ -241,7 +240,8 @@ def test_completion_in_bash(tmp_path: Path) -> None:
         "predict --run run ph": "photo.png",
         "fit --figures ": "true false",
     }
-    script = completion_script(COMMANDS, "bash")
+    assert main(["completion"]) == 0
+    script = capsys.readouterr().out
     for line, expected in cases.items():
         words = f"jdfl-lightning {line}".split(" ")
         ask = f"COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}; _jdfl_lightning"
@@ -249,4 +249,5 @@ def test_completion_in_bash(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
         assert done.stderr == ""
         assert done.stdout.strip().startswith(expected), line
-    assert "bashcompinit" in completion_script(COMMANDS, "zsh")
+    assert main(["completion", "--shell", "zsh"]) == 0
+    assert "bashcompinit" in capsys.readouterr().out

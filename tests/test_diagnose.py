@@ -20,7 +20,7 @@ from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.tensors import flatten
 from jdfl_lightning.models import select_parameters
 from jdfl_lightning.report import published
-from jdfl_lightning.report.diagnosis import diagnosis_tables, grid, grids
+from jdfl_lightning.report.details import diagnosis_tables, grid, grids
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.details import Finding, read_findings, write_findings
 from jdfl_lightning.storage.discoveries import read_discovery

@@ -30,8 +30,9 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.phase1 import assign_newcomers, collect_updates, discovery_clients
-from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.run import discover
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
 from jdfl_lightning.storage.discoveries import read_discovery
 from jdfl_lightning.supervision import Random
@@ -386,7 +387,7 @@ def test_newcomers_have_their_pseudo_domain_in_their_first_round(void: int) -> N
     weights, buffers = workspace.initial(3)
     state = ServerState(0, weights, buffers, {}, domains=domains)
     runner, reports = Recorder(run, void), Reports()
-    after = run_rounds(run, runner, state, Events(reports), workspace.initial(1)).domains
+    after = Rounds(run, runner, Events(reports), workspace.initial(1)).run(state).domains
     assert after is not None
     probes = [task for call in runner.calls for task in call if task.round == DISCOVERY_ROUND]
     fits = [call for call in runner.calls if call[0].round == 1]

@@ -52,7 +52,6 @@ from jdfl_lightning.federation.wire import (
     read_info,
     read_request,
     write_answer,
-    write_header,
     write_info,
     write_request,
 )
@@ -572,7 +571,7 @@ def test_a_server_that_asks_for_what_is_not_its_business(task: dict[str, Any], t
     payload = write_request(Request([FitTask(0, 1, 0, weights, buffers)]))
     settings = json.dumps(fixed_settings(as_dict(worker.experiment)))
     header = RequestHeader("0" * 32, 0, 0, worker.fingerprint, settings)
-    good = write_header(header, payload)
+    good = Payload(payload.tensors, {**payload.notes, "header": vars(header)})
     assert isinstance(read_answer(worker.answer(good, print), [0]).results[0], FitResult)
     bad = Payload(good.tensors, {**good.notes, "task.0": {**good.notes["task.0"], **task}})
     with pytest.raises((InputError, ValueError)):

@@ -28,12 +28,13 @@ from jdfl_lightning import (
 )
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND
 from jdfl_lightning.core.seeding import torch_generator
 from jdfl_lightning.data.base import DomainDataModule
 from jdfl_lightning.data.transforms import to_input
-from jdfl_lightning.server.phase1 import collect_updates, find_domains
+from jdfl_lightning.server.phase1 import collect_updates
 from jdfl_lightning.storage.checkpoint import ClientStates
 
 
@@ -104,7 +105,8 @@ def test_the_vectors_of_a_federated_run_to_the_bit(backbone: str) -> None:
     }
     found = discover_domains(module, loaders, epochs=2, seed=3)
     assert torch.equal(found.vectors, federated.vectors)
-    expected = find_domains(run, federated)
+    options = run.clustering
+    expected = cluster(federated, run.num_domains, options.criterion, options.max_domains, run.seed_everything)
     assert torch.equal(found.centroids, expected.centroids)
     assert list(found.assignments.values()) == list(expected.assignments.values())
     assert found.found.inertias == expected.inertias

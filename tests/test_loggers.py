@@ -190,7 +190,7 @@ def test_a_failed_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the power is out")
 
-    monkeypatch.setattr("jdfl_lightning.server.run.run_rounds", fail)
+    monkeypatch.setattr("jdfl_lightning.server.run.Rounds.run", fail)
     with pytest.raises(RuntimeError, match="power"):
         fit(experiment(run_dir="run", logger=logger, supervision="base"))
     assert logger.version is None

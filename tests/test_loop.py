@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from helpers import every, experiment, same
 from jdfl_lightning import Experiment, FedAvg, JointModule, LocalUpdate, Part, TrainerOptions, algorithms, fit
 from jdfl_lightning.client import fit as client_fit
-from jdfl_lightning.client.evaluation import count, part_loader
+from jdfl_lightning.client.evaluation import count
 from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.client.loop import needs_no_trainer
 from jdfl_lightning.client.trainer import silent_trainer
@@ -142,5 +142,5 @@ def test_evaluation_counts_as_the_trainer_does(part: str) -> None:
         found.append(count(workspace, *workspace.initial(2), part))
         found.append(count(workspace, *workspace.initial(2), part))
     assert found[0] == found[1] == found[2] == found[3]
-    assert sum(seen for _, seen in found[0].values()) == len(part_loader(data, part).indices)
+    assert sum(seen for _, seen in found[0].values()) == len(getattr(data, f"{part}_dataloader")().indices)
     assert sum(right for right, _ in found[0].values()) > 0

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.system import reuse_memory
 
 CODE = """
 import resource, torch
-from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.system import reuse_memory
 
 def faults():
     for _ in range(16):  # the heap needs some to settle: eight, as seen

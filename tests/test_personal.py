@@ -33,9 +33,8 @@ from jdfl_lightning import (
 )
 from jdfl_lightning.backends.worker import receive, without_images
 from jdfl_lightning.cli import main
-from jdfl_lightning.client.evaluation import estimate_statistics
+from jdfl_lightning.client.evaluation import estimate_statistics, own_scorer
 from jdfl_lightning.client.fit import Workspace, fit_client
-from jdfl_lightning.client.personal import own_scorer
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
@@ -264,7 +263,7 @@ def test_same_weights_in_a_stack(algorithm: str, monkeypatch: pytest.MonkeyPatch
     if algorithm == "FedAvg":
         private["private"] = HEAD
     run = setting(algorithm, client_fraction=1.0, **private)
-    monkeypatch.setattr("jdfl_lightning.server.session.evaluate_clients", lambda *args: {})  # is done one by one
+    monkeypatch.setattr("jdfl_lightning.server.closing.evaluate_clients", lambda *args: {})  # is done one by one
     agree(run, monkeypatch)
     for file in Path("local/clients").iterdir():
         ours, theirs = load_record(file)[0], load_record(Path("vector/clients") / file.name)[0]

@@ -312,7 +312,7 @@ def test_a_folder_from_elsewhere_reads_no_weights(
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text())))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another user"))
     opened: list[Any] = []
-    monkeypatch.setattr("jdfl_lightning.models.pretrained.read_weights", opened.append)
+    monkeypatch.setattr("jdfl_lightning.models.backbones.read_weights", opened.append)
     assert len(predict(run, image_tree)) == 36
     evaluate(run, progress=False)
     with pytest.raises(

@@ -36,7 +36,8 @@ from jdfl_lightning.core.seeding import sample_clients
 from jdfl_lightning.core.tensors import Record, norm, sub
 from jdfl_lightning.report.collect import read_runs
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.server.rounds import Rounds
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record
 from jdfl_lightning.storage.folder import read_run
 from test_screening import play
@@ -222,7 +223,7 @@ def watch(algorithm: PrivateFedAvg, folder: str, **changes: Any) -> Watched:
     workspace = Workspace(run)
     weights, buffers = workspace.initial(1)
     runner = Watched(workspace, ClientStates(Path(folder)))
-    run_rounds(run, runner, ServerState(0, weights, buffers, algorithm.init_server(weights)), Events(RunCallback()))
+    Rounds(run, runner, Events(RunCallback())).run(ServerState(0, weights, buffers, algorithm.init_server(weights)))
     return runner
 
 

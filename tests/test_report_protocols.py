@@ -15,8 +15,7 @@ from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.report.collect import find_run_folders, read_runs
 from jdfl_lightning.report.comparison import Section, compare
-from jdfl_lightning.report.leave_one_out import leave_one_out
-from jdfl_lightning.report.write import write_report
+from jdfl_lightning.report.write import leave_one_out, write_report
 from jdfl_lightning.storage.metrics import read_rows, write_metrics
 from jdfl_lightning.studies.suite import Combinations, plan
 from run_folders import DOMAINS, config, write_run

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helpers import contents, digits, discovered, experiment, same
 from jdfl_lightning import Clustering, PoolBackend, fit
 from jdfl_lightning.client.fit import Workspace, fit_client
-from jdfl_lightning.client.rotation import turn
+from jdfl_lightning.client.probe import turn
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.seeding import torch_generator

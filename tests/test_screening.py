@@ -27,8 +27,9 @@ from jdfl_lightning.core.seeding import sample_clients
 from jdfl_lightning.core.tensors import Record, Tensors, flatten, norm
 from jdfl_lightning.federation.server import SitesBackend
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.rounds import ServerState, run_rounds
+from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.screening import Form, screened, why_not, without_outliers
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.weights import load_model
 from jdfl_lightning.ui.display import PlainDisplay
@@ -60,7 +61,7 @@ def play(tamper: Callable[[FitResult], FitResult | FitFailure], folder: str = "c
     workspace, journal = Workspace(run), Refused()
     weights, buffers = workspace.initial(1)
     state = ServerState(0, weights, buffers, run.algorithm.init_server(weights))
-    run_rounds(run, Tampering(workspace, ClientStates(Path(folder))), state, Events(journal))
+    Rounds(run, Tampering(workspace, ClientStates(Path(folder))), Events(journal)).run(state)
     return journal
 
 

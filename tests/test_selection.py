@@ -28,7 +28,7 @@ from jdfl_lightning.federation.server import fit_federation
 from jdfl_lightning.joint import class_scores, predict_class
 from jdfl_lightning.report.details import details_tables, draw_confusion
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.names import Selection
 from jdfl_lightning.storage.weights import load_model
 from jdfl_lightning.ui.display import Display

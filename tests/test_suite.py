@@ -180,7 +180,7 @@ def test_ctrl_c_ends_the_suite(capsys: pytest.CaptureFixture[str], monkeypatch: 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jdfl_lightning.server.rounds.evaluate_round", interrupt)
+    monkeypatch.setattr("jdfl_lightning.server.rounds.Rounds.evaluate", interrupt)
     assert main(["suite", *COMMON, "--supervisions", "base", "--seeds", "0,1"]) == 130
     shown = capsys.readouterr()
     assert "resume with: the same command" in shown.out

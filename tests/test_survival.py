@@ -44,7 +44,7 @@ from jdfl_lightning import (
     class_scores,
     predict_class,
 )
-from jdfl_lightning.backends.fork_server import start_fork_server
+from jdfl_lightning.backends.worker import start_fork_server
 from jdfl_lightning.joint import Score
 
 C, M = 3, 4

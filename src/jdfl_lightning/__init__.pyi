@@ -41,7 +41,7 @@ from jdfl_lightning.config import (
 )
 from jdfl_lightning.core import tensors as tensors
 from jdfl_lightning.core.errors import InputError as InputError
-from jdfl_lightning.core.memory import reuse_memory as reuse_memory
+from jdfl_lightning.core.system import reuse_memory as reuse_memory
 from jdfl_lightning.core.parts import Part as Part
 from jdfl_lightning.data import (
     PACS as PACS,

@@ -9,9 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from jdfl_lightning.client.evaluation import Evaluation
+from jdfl_lightning.client.evaluation import Evaluation, evaluate_personal
 from jdfl_lightning.client.fit import Workspace, fit_client
-from jdfl_lightning.client.personal import evaluate_personal
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors

@@ -16,9 +16,8 @@ import torch
 
 from jdfl_lightning.backends.base import Backend, Runner
 from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
-from jdfl_lightning.backends.fork_server import start_worker
 from jdfl_lightning.backends.local import LocalBackend, limited_threads
-from jdfl_lightning.backends.worker import WorkerSetup, encode, without_images
+from jdfl_lightning.backends.worker import WorkerSetup, encode, start_worker, without_images
 from jdfl_lightning.core.errors import InputError, notify, require, require_types
 from jdfl_lightning.data.cache import ImageFile, image_file
 from jdfl_lightning.storage.checkpoint import ClientStates
@@ -49,7 +48,9 @@ class PoolBackend(Backend):
     @contextmanager
     def open(self, experiment: Experiment, states: ClientStates) -> Iterator[Runner]:
         """Start the workers; where there is nothing to gain from them, train in this process."""
-        gpus = _gpus(experiment)
+        # none if the user chose one, or if clients train on the CPU
+        shared = experiment.trainer.accelerator in ("auto", "gpu", "cuda") and experiment.trainer.devices == 1
+        gpus = torch.cuda.device_count() if shared else 0
         workers = self._auto(experiment, gpus) if self.workers == "auto" else self.workers
         if workers == 1 and self.workers == "auto":
             with limited_threads(self.threads), LocalBackend().open(experiment, states) as local:
@@ -108,12 +109,6 @@ def best_workers(clients: int, cores: int, threads: int | None = None) -> int:
 
     best = min(range(1, min(clients, cores // (threads or 1)) + 1), key=seconds, default=1)
     return best if seconds(best) <= 0.9 * clients / cores**0.6 else 1
-
-
-def _gpus(experiment: Experiment) -> int:
-    """Return how many GPUs workers can share: none if the user chose one, or if clients train on the CPU."""
-    wanted = experiment.trainer.accelerator in ("auto", "gpu", "cuda") and experiment.trainer.devices == 1
-    return torch.cuda.device_count() if wanted else 0
 
 
 class _NoWorkersError(InputError):

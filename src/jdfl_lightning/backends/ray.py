@@ -22,8 +22,8 @@ from jdfl_lightning.backends.dispatch import Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.worker import encode, failure, receive, without_images
 from jdfl_lightning.client.evaluation import evaluate
 from jdfl_lightning.core.errors import InputError, notify, require, require_types, without_stop
-from jdfl_lightning.core.memory import reuse_memory
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
+from jdfl_lightning.core.system import reuse_memory
 from jdfl_lightning.core.tensors import Record
 from jdfl_lightning.storage.checkpoint import ClientStates
 
@@ -172,7 +172,8 @@ class _Cluster:
         images = ray.put(experiment.data.inputs.contiguous().numpy())
         self._settings = sent, images, options.cpus
         self._common: tuple[bytes, Any] | None = None
-        self._failed_starts = 0
+        self.failed_starts = 0
+        """Number of actors in a row that ended before they were ready."""
         self._told = False
 
     def start(self) -> tuple[Any, Any]:
@@ -180,16 +181,6 @@ class _Cluster:
         actor = self._class.remote()
         actor.enter.remote([str(Path(folder).absolute()) for folder in sys.path])
         return actor, actor.prepare.remote(*self._settings)
-
-    def started(self) -> None:
-        """Record that an actor is ready."""
-        self._failed_starts = 0
-
-    def failed_to_start(self, error: Exception) -> None:
-        """Record an actor that ended before it was ready; several in a row end the run."""
-        self._failed_starts += 1
-        if self._failed_starts >= _STARTS:
-            raise InputError(f"Expected Ray's actors to start but {_STARTS} ended at once: {error}") from error
 
     def share(self, common: bytes | None) -> list[Any]:
         """Return a reference to the parts shared by a round's tasks, put into the object store once."""
@@ -239,14 +230,14 @@ class _Actor(Worker):
         except exceptions.RayTaskError as error:
             return ("failed" if self.ready else "unusable"), str(error)
         except exceptions.RayError as error:
-            if not self.ready:
-                self._cluster.failed_to_start(error)
+            self._cluster.failed_starts += not self.ready
+            if self._cluster.failed_starts >= _STARTS:
+                raise InputError(f"Expected Ray's actors to start but {_STARTS} ended at once: {error}") from error
             raise GoneError from error
         if not self.ready:
             if answer:
                 return "unusable", answer
-            self.ready = True
-            self._cluster.started()
+            self.ready, self._cluster.failed_starts = True, 0
             return None
         kind, content, state = pickle.loads(answer)
         if self._note and kind == "done":

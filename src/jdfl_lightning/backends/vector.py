@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from jdfl_lightning.backends.base import RESET, Backend, Runner, state_of
 from jdfl_lightning.backends.local import LocalRunner, limited_threads
 from jdfl_lightning.client.fit import LocalFit, Workspace, begin_fit, begin_second, end_fit, second_state
-from jdfl_lightning.client.stack import can_be_stacked, check_stackable, fit_stack
+from jdfl_lightning.client.loop import has_known_hooks
+from jdfl_lightning.client.stack import check_stackable, fit_stack
 from jdfl_lightning.core.errors import StorageError, last_line, require, require_types
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.storage.checkpoint import ClientStates
@@ -92,7 +93,7 @@ class VectorRunner(LocalRunner):
                 fits.append(begin_fit(workspace, task, state))
                 if (second := begin_second(workspace, task, state)) is not None:
                     seconds.append(second)
-            if not all(can_be_stacked(fit) for fit in fits):
+            if not all(has_known_hooks(fit.update) and not fit.task.every_epoch for fit in fits):
                 return "its algorithm acts between the steps of a fit"
             results: list[FitResult | FitFailure] = []
             own = fit_stack(workspace, seconds) if seconds else [{}] * len(fits)

@@ -1,19 +1,29 @@
-"""A worker of the pool: a process that builds its workspace once, then fits clients and evaluates models on request."""
+"""A worker of the pool: a process that builds its workspace once, then fits clients and evaluates models on request.
+
+Workers come from Python's fork server, a fresh interpreter that only imports this module, with all that a worker needs,
+and forks: a worker shares none of the server's memory, threads or locks, and a new one starts in milliseconds. The fork
+server is started with the first worker, serves all later runs of the process, and ends with the process.
+"""
 
 from __future__ import annotations
 
+import atexit
 import copy
 import io
 import os
 import pickle
 import select
+import shutil
 import signal
 import sys
 import threading
 import warnings
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe, get_context, util
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,13 +35,20 @@ from jdfl_lightning.backends.local import LocalBackend
 from jdfl_lightning.client.evaluation import evaluate
 from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.core.errors import StorageError
-from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.system import reuse_memory
 from jdfl_lightning.data.base import no_progress
 from jdfl_lightning.data.cache import ImageFile
 from jdfl_lightning.storage.checkpoint import ClientStates
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
+
+
+_FOLDER = "JDFL_FORK_SERVER_FOLDER"
+"""Variable with the folder of the fork server's socket; Python removes it only if the main process ends normally."""
+
+if _FOLDER in os.environ:  # this is the fork server
+    atexit.register(shutil.rmtree, os.environ[_FOLDER], ignore_errors=True)
 
 
 def _from_bytes(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -174,3 +191,38 @@ def serve(connection: Connection, path: list[str], environment: dict[str, str], 
     except Exception as error:  # the settings cannot be read here, the workspace cannot be built
         _send(connection, ("unusable", describe(error)))
     _next(connection)
+
+
+def start_fork_server() -> None:
+    """Start the fork server, unless it is running; it imports while this process continues."""
+    from multiprocessing import forkserver, resource_tracker  # not available on every system
+
+    forkserver.set_forkserver_preload([__name__])
+    resource_tracker.ensure_running()  # first, as its start unblocks signals
+    # before 3.13.1 it has its own sys.path
+    added = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1", _FOLDER: util.get_temp_dir()}
+    known, before = dict(os.environ), block_group_signals()  # new processes inherit both
+    os.environ.update(added)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name in added.keys() - known.keys():
+            del os.environ[name]
+        os.environ.update(known)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_worker(setup: bytes) -> tuple[BaseProcess, Connection[Any, Any]]:
+    """Start a worker with its setup; return the process and the connection to it, which ends it when closed."""
+    start_fork_server()
+    here, there = Pipe()
+    process = get_context("forkserver").Process(target=serve, args=(there, sys.path, dict(os.environ), setup))
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")  # else the worker would run the user's script
+    try:
+        process.start()
+    finally:
+        sys.modules["__main__"] = main
+        there.close()
+    util.Finalize(process, here.close, exitpriority=0)  # before Python joins the remaining processes
+    return process, here

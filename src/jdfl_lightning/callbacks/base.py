@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jdfl_lightning.clustering.clusters import PseudoDomains
     from jdfl_lightning.config import Experiment
-    from jdfl_lightning.server.rounds import ServerState
+    from jdfl_lightning.server.state import ServerState
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from jdfl_lightning.cli.models import evaluate, export, predict
 from jdfl_lightning.cli.program import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, PROGRAM, TERMINATED, starting
-from jdfl_lightning.cli.runs import compare, list_all, report, rm, show, watch
-from jdfl_lightning.cli.training import diagnose, discover, download, fit, suite, validate
+from jdfl_lightning.cli.runs import compare, evaluate, export, list_all, predict, report, rm, show
+from jdfl_lightning.cli.training import diagnose, discover, download, fit, suite, validate, watch
 from jdfl_lightning.core.errors import InputError, Interrupted, Note, Terminated, did_you_mean, plain
 from jdfl_lightning.storage.trust import own_settings
 
@@ -27,9 +26,15 @@ def completion(shell: Literal["bash", "zsh"] = "bash") -> int:
     Args:
         shell: The shell. Save the script to a file that it reads when it starts.
     """
-    from jdfl_lightning.config.completion import completion_script
+    from jdfl_lightning.config.parsing import command_options
+    from jdfl_lightning.report.markup import render
 
-    print(completion_script(COMMANDS, shell), end="")
+    groups: dict[str, list[str]] = {}
+    for group, word in (name.split() for name in COMMANDS if " " in name):
+        groups.setdefault(group, []).append(word)
+    options = {name: command_options(command) for name, command in COMMANDS.items()}
+    commands = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
+    print(render("completion.sh", zsh=shell == "zsh", groups=groups, commands=commands, options=options), end="")
     return 0
 
 

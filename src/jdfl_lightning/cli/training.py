@@ -1,4 +1,4 @@
-"""Commands that prepare and run trainings: `validate`, `fit`, `discover`, `diagnose`, `suite` and `download`."""
+"""Commands around trainings: `validate`, `fit`, `watch`, `discover`, `diagnose`, `suite` and `download`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.console import Console
 
 from jdfl_lightning.cli.program import FAILED, PROGRAM, starting
 from jdfl_lightning.cli.runs import tell, upload
-from jdfl_lightning.core.errors import Interrupted, Terminated
+from jdfl_lightning.core.errors import Interrupted, Terminated, require
+from jdfl_lightning.core.files import as_json
 from jdfl_lightning.core.lists import Names, Numbers
-from jdfl_lightning.core.output import as_json
 from jdfl_lightning.ui.display import open_display
 from jdfl_lightning.ui.tables import show_tables
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _read(command: str, settings: Sequence[str]) -> Experiment:
     """Return the settings of a process that trains."""
     from jdfl_lightning.config import parse_experiment
-    from jdfl_lightning.core.memory import reuse_memory
+    from jdfl_lightning.core.system import reuse_memory
 
     reuse_memory()
     return parse_experiment(f"{PROGRAM} {command}", settings)
@@ -110,7 +110,7 @@ def diagnose(
         max_epochs: E_0 is tried from 1 to this.
     """
     with starting(settings):
-        from jdfl_lightning.report.diagnosis import diagnosis_tables
+        from jdfl_lightning.report.details import diagnosis_tables
         from jdfl_lightning.studies.diagnose import Sweep
         from jdfl_lightning.studies.diagnose import diagnose as sweep_over
 
@@ -143,7 +143,7 @@ def suite(
     """
     with starting(settings):
         from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.core.memory import reuse_memory
+        from jdfl_lightning.core.system import reuse_memory
         from jdfl_lightning.studies.matrix import Suite
         from jdfl_lightning.studies.suite import Combinations, plan, run_suite
         from jdfl_lightning.ui.loggers import WandbRounds
@@ -190,4 +190,23 @@ def download(data: str, root: Path) -> int:
         differs = "" if tuple(counts) == images.counts[domain] else f" ({sum(images.counts[domain]):,} as published)"
         print(f"{domain}: {sum(counts):,} images of {len(counts)} classes{differs}")
     print(f"--data {data} --data.root {root}")
+    return 0
+
+
+def watch(runs: list[Path], port: int = 0) -> int:
+    """serve a page with a run's curves and discovery, on this machine alone, while it trains; Ctrl-C ends it
+
+    Args:
+        runs: The run folder.
+        port: Port of the page; 0 for any that is free.
+    """
+    from jdfl_lightning.studies.watch import WatchServer
+
+    require(len(runs) == 1, "RUNS", "one run folder", len(runs))
+    with WatchServer(runs[0], port) as server:
+        print(f"{server.url} shows {runs[0]}; Ctrl-C ends it", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
     return 0

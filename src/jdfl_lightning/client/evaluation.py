@@ -1,4 +1,4 @@
-"""Global weights -> class-only accuracy on test, validation and unseen images: overall, by domain, of the worst."""
+"""Weights -> class-only accuracy on test, validation and unseen images; and of a client's own model, at the client."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from jdfl_lightning.client.fit import Workspace
+from jdfl_lightning.algorithms.base import SECOND, LocalUpdate
+from jdfl_lightning.client.fit import Workspace, prepare_fit, run_fit
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import quiet, silent_trainer
-from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.core.messages import PRIVATE, UNKNOWN, FitResult, FitTask
+from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.data.loader import BatchLoader
 from jdfl_lightning.models import eval_mode
@@ -93,26 +95,11 @@ def further_parts(data: DomainDataModule) -> dict[str, Sequence[str]]:
     return {name: domains for name, domains in parts.items() if domains}
 
 
-def part_loader(data: DomainDataModule, part: str) -> BatchLoader:
-    """Return the images of a part: test, val or unseen."""
-    loaders = {"test": data.test_dataloader, "val": data.val_dataloader, "unseen": data.unseen_dataloader}
-    return loaders[part]()
-
-
 def examine_without_trainer(module: pl.LightningModule, loader: BatchLoader) -> None:
     """Do what a Trainer's test does with the batches: what it does around them takes longer than small ones."""
     with torch.inference_mode(), eval_mode(module):
         for number, batch in enumerate(loader):
             module.test_step(batch, number)
-
-
-def _count_without_trainer(module: JointModule, loader: BatchLoader) -> list[tuple[int, int]]:
-    """Return the counts that a Trainer's test gives."""
-    module.test_accuracy.reset()
-    examine_without_trainer(module, loader)
-    right, seen = module.test_accuracy.counts.tolist()
-    module.test_accuracy.reset()
-    return list(zip(right, seen, strict=True))
 
 
 class _TakeDown(pl.Callback):
@@ -144,7 +131,11 @@ def count_batches(workspace: Workspace, module: JointModule, loader: BatchLoader
     """Return, for every domain, the numbers of images of a loader that are classified correctly, and of all."""
     options = workspace.experiment.trainer
     if options.are_plain and type(module) is JointModule:
-        return _count_without_trainer(module, loader)
+        module.test_accuracy.reset()
+        examine_without_trainer(module, loader)
+        right, seen = module.test_accuracy.counts.tolist()
+        module.test_accuracy.reset()
+        return list(zip(right, seen, strict=True))
     taken = _TakeDown()
     with quiet():
         silent_trainer(options, callbacks=[taken]).test(module, loader, verbose=False)
@@ -156,7 +147,7 @@ def part_batches(workspace: Workspace, module: JointModule, part: str) -> Iterat
 
     Then the module has the BatchNorm statistics of a domain's images while its batches are evaluated.
     """
-    loader = part_loader(workspace.data, part)
+    loader: BatchLoader = getattr(workspace.data, f"{part}_dataloader")()
     if workspace.experiment.statistics == "saved":
         yield loader
         return
@@ -188,3 +179,72 @@ def estimate_statistics(module: JointModule, batches: BatchLoader) -> None:
             layer.eval()
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
+
+
+GLOBAL, PERSONAL, FINETUNED = "global", "personal", "finetuned"
+MODELS = (GLOBAL, PERSONAL, FINETUNED)
+"""The models that a client evaluates: as the server sent it, its own, and its own after ``--finetune_epochs``."""
+SEEN = "images"
+"""Name of the number of images in an answer; under the models' names are the numbers of correctly classified ones."""
+IMAGES = {"domain": "", "own": "_on_own_images"}
+"""The images that a client evaluates on, with the suffix of the names in an answer: its domain's, and its own."""
+COUNTS = tuple(f"{name}{suffix}" for suffix in IMAGES.values() for name in (SEEN, *MODELS))
+"""All names in an answer."""
+
+
+def evaluate_personal(workspace: Workspace, task: FitTask, state: Record) -> FitResult:
+    """Count the test images of a client's domain, and its own if it has any, that its models classify correctly.
+
+    Args:
+        workspace: this process's data and module.
+        task: what the server sent.
+        state: what the client kept from its last participation.
+    """
+    experiment, client = workspace.experiment, task.client - workspace.first
+    fit = prepare_fit(workspace, task, LocalUpdate(task, {}), state.get(PRIVATE, {}), "finetune ")
+    fit = replace(fit, epochs=experiment.finetune_epochs)
+    own = fit.weights, fit.buffers
+    if experiment.algorithm.has_second_model:
+        own = fit.weights | state[SECOND[0]], fit.buffers | state.get(SECOND[1], {})
+    models = {GLOBAL: workspace.complete(task.weights, task.buffers, num_domains=_num_domains(workspace, fit.weights))}
+    models[PERSONAL] = own
+    if experiment.finetune_epochs:
+        weights, buffers, _ = run_fit(workspace, fit)
+        models[FINETUNED] = weights, buffers
+    found: dict[str, float] = {}
+    loaders = workspace.data.client_test_loaders(client)
+    for name, (weights, buffers) in models.items():
+        if experiment.score == "own" and name != GLOBAL:
+            weights = own_scorer(weights, task.domain, len(workspace.data.class_names))
+        module = workspace.module(weights, buffers)
+        if experiment.statistics == "estimated" and name == GLOBAL:
+            estimate_statistics(module, loaders["domain"])
+        for images, loader in loaders.items():
+            counts, suffix = count_batches(workspace, module, loader), IMAGES[images]
+            found[name + suffix], found[SEEN + suffix] = (float(sum(column)) for column in zip(*counts, strict=True))
+    return FitResult(client=task.client, num_examples=len(fit.loader.indices), num_steps=0, metrics=found)
+
+
+def _num_domains(workspace: Workspace, weights: Tensors) -> int:
+    return len(weights["head.weight"]) // len(workspace.data.class_names)
+
+
+def own_scorer(weights: Tensors, domain: int, num_classes: int) -> Tensors:
+    r"""Return a model whose head has the C outputs of one pseudo-domain alone, so that it predicts by them.
+
+    Its class probabilities are :math:`\mathrm{softmax}_c\, \ell_{d,c}`. Without a known pseudo-domain, or with a head
+    of C outputs, the model is unchanged.
+
+    Args:
+        weights: a model with a head of M x C outputs.
+        domain: d, or `UNKNOWN`.
+        num_classes: C.
+
+    >>> import torch
+    >>> own_scorer({"head.bias": torch.arange(6)}, domain=1, num_classes=3)
+    {'head.bias': tensor([3, 4, 5])}
+    """
+    rows = slice(domain * num_classes, (domain + 1) * num_classes)
+    if domain == UNKNOWN:
+        return weights
+    return {name: tensor[rows] if name.startswith("head.") else tensor for name, tensor in weights.items()}

@@ -12,8 +12,8 @@ from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.data.features import digest_network, features_of
 from jdfl_lightning.models import OWN_ARGUMENTS, Backbone, own_arguments
+from jdfl_lightning.models.backbones import is_file
 from jdfl_lightning.models.networks import is_import_path
-from jdfl_lightning.models.pretrained import is_file
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment

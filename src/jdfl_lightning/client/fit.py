@@ -12,13 +12,12 @@ import torch
 from jdfl_lightning.algorithms.base import SECOND, LocalUpdate
 from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
 from jdfl_lightning.client.module import JointModule
-from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe
-from jdfl_lightning.client.rotation import TurnedBatches
-from jdfl_lightning.client.schedule import round_factor
-from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer, user_callbacks
+from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe, TurnedBatches
+from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
 from jdfl_lightning.client.workspace import Workspace as Workspace
 from jdfl_lightning.client.workspace import build_module as build_module
 from jdfl_lightning.client.workspace import initial_backbone as initial_backbone
+from jdfl_lightning.client.workspace import round_factor
 from jdfl_lightning.core.errors import PublicError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, PRIVATE, SUPERVISION, FitResult, FitTask
 from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
@@ -55,7 +54,7 @@ def train(
             PlainLoop(module, loader, update).fit(epochs)
         return snapshot(module.trainable()), {}
     with quiet(), randomness:
-        trainer = silent_trainer(options, epochs, [update, *user_callbacks(options)], max_steps)
+        trainer = silent_trainer(options, epochs, [update, *(part.build() for part in options.callbacks)], max_steps)
         trainer.fit(module, loader)
     # Trainer has reference cycles, so it stays in memory until the garbage collector runs: free its large tensors now
     for optimizer in trainer.optimizers:

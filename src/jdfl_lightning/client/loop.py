@@ -7,7 +7,6 @@ order, but only those that an algorithm of this package uses.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -46,16 +45,11 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
 
 def has_known_hooks(update: LocalUpdate) -> bool:
     """Return whether all hooks of a callback are this package's own and called by `PlainLoop`."""
-    kind: Any = type(update)
-    return _are_known(kind)
-
-
-@cache
-def _are_known(update: Any) -> bool:
+    kind = type(update)
     return all(
-        name in _HOOKS and getattr(update, name).__module__.startswith("jdfl_lightning.")
+        name in _HOOKS and getattr(kind, name).__module__.startswith("jdfl_lightning.")
         for name, hook in vars(pl.Callback).items()
-        if callable(hook) and getattr(update, name) is not hook
+        if callable(hook) and getattr(kind, name) is not hook
     )
 
 
@@ -79,25 +73,22 @@ class PlainLoop:
     def fit(self, epochs: int) -> None:
         """Train for some passes through the loader."""
         self.max_epochs = epochs
-        try:
-            self._fit(epochs)
-        except BaseException as error:
-            self.update.on_exception(self._trainer, self.module, error)
-            raise
-
-    def _fit(self, epochs: int) -> None:
         module, update, trainer = self.module, self.update, self._trainer
         if not module.training:  # to set it takes long, as every layer has it
             module.train()
-        update.on_train_start(trainer, module)
-        for _ in range(epochs):
-            for number, batch in enumerate(self.train_dataloader):
-                update.on_train_batch_start(trainer, module, batch, number)
-                loss = self._step(batch, number)
-                update.on_train_batch_end(trainer, module, {"loss": loss}, batch, number)
-            update.on_train_epoch_end(trainer, module)
-        update.on_train_end(trainer, module)
-        module.finish_terms(self.train_dataloader)
+        try:
+            update.on_train_start(trainer, module)
+            for _ in range(epochs):
+                for number, batch in enumerate(self.train_dataloader):
+                    update.on_train_batch_start(trainer, module, batch, number)
+                    loss = self._step(batch, number)
+                    update.on_train_batch_end(trainer, module, {"loss": loss}, batch, number)
+                update.on_train_epoch_end(trainer, module)
+            update.on_train_end(trainer, module)
+            module.finish_terms(self.train_dataloader)
+        except BaseException as error:
+            update.on_exception(trainer, module, error)
+            raise
 
     def _step(self, batch: Any, number: int) -> Tensor:
         [optimizer] = self.optimizers

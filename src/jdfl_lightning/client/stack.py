@@ -14,7 +14,6 @@ from torch.func import functional_call, vmap
 
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.client.fit import LocalFit, Workspace
-from jdfl_lightning.client.loop import has_known_hooks
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.stacked import (
     BatchPlan,
@@ -61,11 +60,6 @@ def check_stackable(workspace: Workspace) -> None:
             f"Expected a network whose copies can be stacked with VectorBackend (no BatchNorm, no dropout) but "
             f"{experiment.backbone} cannot be: {last_line(str(error))}"
         ) from error
-
-
-def can_be_stacked(fit: LocalFit) -> bool:
-    """Return whether a fit needs nothing between its steps: no hook of the user's, no report after every epoch."""
-    return has_known_hooks(fit.update) and not fit.task.every_epoch
 
 
 def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:

@@ -91,12 +91,6 @@ class BatchPlan:
         self.places = self.spread(passes)
         """Which of the N images (steps, K, B)."""
 
-    @property
-    def num_samples(self) -> list[int]:
-        """How many samples each client goes through in its fit."""
-        own: list[int] = self.sizes.sum(dim=0).tolist()
-        return own
-
     def spread(self, values: Sequence[Tensor]) -> Tensor:
         """Put each client's values, one for each sample in the order of its steps, into their places (steps, K, B)."""
         spread = torch.stack([own[0] for own in values]).view(-1, 1, 1).expand(self._present.shape).clone()
@@ -166,7 +160,7 @@ class StackedTargets:
         if self._rules[0].draw:  # the numbers that the rules would draw step by step
             drawn = [
                 torch.randint(rule.num_domains, (count,), generator=fit.generator)
-                for rule, fit, count in zip(self._rules, fits, plan.num_samples, strict=True)
+                for rule, fit, count in zip(self._rules, fits, plan.sizes.sum(dim=0).tolist(), strict=True)
             ]
             self._domains = plan.spread(drawn)
 

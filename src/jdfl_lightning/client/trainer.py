@@ -107,6 +107,9 @@ class TrainerOptions:
         for part in self.callbacks:
             part.check("--trainer.callbacks", pl.Callback)
 
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
     @cached_property
     def are_plain(self) -> bool:
         """Whether all of them are at their defaults but for the place, and the place is a CPU."""
@@ -118,19 +121,6 @@ class TrainerOptions:
     def dtype(self) -> torch.dtype | None:
         """Type of floating-point weights after a fit; None if it is unchanged."""
         return {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}.get(self.precision)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise: Lightning would exit the process and ignore every further Ctrl-C."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SystemExit as leaving:
-        if not isinstance(leaving.__context__, KeyboardInterrupt):
-            raise
-        signal.signal(signal.SIGINT, handler)
-        raise KeyboardInterrupt from None
 
 
 class _OwnSignals(pl.Callback):
@@ -149,16 +139,20 @@ class _OwnSignals(pl.Callback):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Lightning's messages and warnings inside the block."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    """Silence Lightning's messages and warnings inside the block, and let Ctrl-C raise."""
+    handler, loggers = signal.getsignal(signal.SIGINT), [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\.")
-            with interruptible():
-                yield
+            yield
+    except SystemExit as leaving:  # Lightning would exit the process and ignore every further Ctrl-C
+        if not isinstance(leaving.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -227,32 +221,9 @@ def silent_trainer(
     return trainer
 
 
-def user_callbacks(options: TrainerOptions) -> list[pl.Callback]:
-    """Build the user's callbacks for one fit."""
-    return [part.build() for part in options.callbacks]
-
-
-class _Key:
-    """Options as the key of a cache: equal if all their values are."""
-
-    def __init__(self, options: TrainerOptions) -> None:
-        self.options = options
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.options == other.options
-
-    def __hash__(self) -> int:
-        return hash(repr(self.options))
-
-
+@cache
 def unused_trainer(options: TrainerOptions) -> pl.Trainer:
     """Return a Trainer to copy; building one takes ten times as long, as it searches all packages for callbacks."""
-    return _build_trainer(_Key(options))
-
-
-@cache
-def _build_trainer(key: _Key) -> pl.Trainer:
-    options = key.options
     return pl.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from jdfl_lightning.client.module import JointModule, TensorPlaces
-from jdfl_lightning.client.schedule import round_factor
 from jdfl_lightning.core.errors import InputError, without_stop
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.seeding import isolated_randomness
@@ -18,6 +19,24 @@ from jdfl_lightning.models import backbone_on_features, build_backbone, matching
 
 if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
+
+
+@cache
+def round_factor(scheduler: Part | None, round: int) -> float:
+    """Return the factor on the learning rate in a round, counted from 1: that of a scheduler that steps once a round.
+
+    >>> round_factor(Part(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5), round=3)
+    0.25
+    """
+    if scheduler is None:
+        return 1.0
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    stepping = scheduler.build(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the optimizer itself takes no step
+        for _ in range(round - 1):
+            stepping.step()
+    return float(optimizer.param_groups[0]["lr"])
 
 
 def initial_backbone(experiment: Experiment, pretrained: bool = True) -> nn.Module:

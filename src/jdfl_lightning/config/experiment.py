@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from jdfl_lightning.algorithms import Algorithm, FedAvg
 from jdfl_lightning.backends import Backend, PoolBackend
 from jdfl_lightning.callbacks import RunCallback
-from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.config.groups import PARTS, Checkpointing, Clustering
 from jdfl_lightning.core.errors import require, require_choice, require_type, require_types
@@ -244,15 +243,6 @@ class Experiment:
         short = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         given = {name: value for name, value in short.items() if value}
         return Part(self.optimizer.class_path, **(self.optimizer.init_args | given))
-
-    @property
-    def own_network(self) -> Part | None:
-        """The class that turns images into logits, if it is the user's; None for the head of the backbone's features.
-
-        A subclass of JointModule that changes the training alone is not needed to use what was trained.
-        """
-        own = self.model is not None and self.model.load().forward is not JointModule.forward
-        return self.model if own else None
 
     @property
     def regularizers_by_name(self) -> dict[str, Regularizer]:

@@ -1,9 +1,11 @@
-"""Settings as plain values, and the files that hold them: shipped configs, and those of run folders."""
+"""Settings as plain values, and the files that hold them: as a user writes them, and as a run saves them."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,17 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser
 
-from jdfl_lightning.client.trainer import TrainerOptions
+from jdfl_lightning.client.trainer import REFUSED, TrainerOptions
+from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.groups import Checkpointing, Clustering
-from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.config.words import place_of
+from jdfl_lightning.core.errors import InputError, did_you_mean
 from jdfl_lightning.core.files import read_settings, write_whole
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.settings import declared_settings
 from jdfl_lightning.storage.trust import CONFIG, settings_to_use, sign
+from jdfl_lightning.supervision import short_names
 
 _PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path)
 
@@ -105,3 +110,156 @@ def usable_settings(folder: Path, trust: bool) -> dict[str, Any]:
     """
     places = [setting.name for setting in declared_settings(Experiment) if setting.role in ("place", "output")]
     return settings_to_use(folder, trust, as_dict(Experiment()), places)
+
+
+MOVED = ("alpha", "tau", "phi")
+"""Settings that are now options of the supervision."""
+LISTS = ("callbacks", "regularizers", "trainer.callbacks")
+"""Settings that are lists of classes."""
+_TRAINER_CALLBACKS = "--trainer.callbacks"
+_GROUPS = {field.name: field.metadata["group"] for field in dataclasses.fields(Experiment) if field.metadata["group"]}
+
+
+def full_name(setting: str, value: Any) -> Any:
+    """Return the import path that a short name stands for, where a setting has short names; else the value.
+
+    >>> full_name("supervision", "graded"), full_name("supervision", "mine.Rule"), full_name("backbone", "graded")
+    ('jdfl_lightning.supervision.graded.Graded', 'mine.Rule', 'graded')
+    """
+    known: Mapping[str, type] = {}
+    if setting == "supervision":
+        known = short_names()
+    elif setting == "clustering.criterion":
+        known = Criterion.short_names()
+    if isinstance(value, dict) and "class_path" in value:
+        return value | {"class_path": full_name(setting, value["class_path"])}
+    found = known.get(value) if isinstance(value, str) else None
+    return value if found is None else f"{found.__module__}.{found.__qualname__}"
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Read a config file with short names replaced; raise an `InputError` that names the line of an unknown key."""
+    settings = read_settings(file, aliases=True)
+    for names in strange_keys(settings):
+        where = place_of(file, names) or str(file)
+        raise InputError(f"{where}: {names[-1]!r} is beside a class_path; options of the class go into init_args.")
+    for names in _keys(settings):
+        if names[-1] in MOVED and len(names) == 1:
+            continue
+        scope: Any = Experiment if len(names) == 1 else _GROUPS[names[0]]
+        known = [field.name for field in dataclasses.fields(scope)]
+        if names[-1] not in known:
+            where = place_of(file, names) or str(file)
+            name = ".".join(map(str, names))
+            if names[0] == "trainer" and names[-1] in REFUSED:
+                raise InputError(f"{where}: {name} is not a setting of a run: {REFUSED[names[-1]]}.")
+            near = did_you_mean(names[-1], known)
+            raise InputError(f"{where}: there is no setting {name!r}.{near or ' There are: ' + ', '.join(known) + '.'}")
+    if "supervision" in settings:
+        settings["supervision"] = full_name("supervision", settings["supervision"])
+    clustering = settings.get("clustering")
+    if isinstance(clustering, dict) and "criterion" in clustering:
+        clustering["criterion"] = full_name("clustering.criterion", clustering["criterion"])
+    for name in LISTS:
+        group, _, inner = name.rpartition(".")
+        holder = settings.get(group) if group else settings
+        if isinstance(holder, dict) and isinstance(holder.get(inner), (str, dict)):
+            holder[inner] = [holder[inner]]  # one, given without a list
+    return settings
+
+
+def strange_keys(settings: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the nested keys that are beside a class_path, which stands alone or with arguments."""
+    if isinstance(settings, list):
+        for item in settings:
+            yield from strange_keys(item, above)
+    elif isinstance(settings, dict):
+        beside = set(settings) - {"class_path", "init_args", "dict_kwargs"} if "class_path" in settings else set()
+        yield from ((*above, name) for name in settings if name in beside)
+        for name, value in settings.items():
+            yield from strange_keys(value, above if name == "init_args" else (*above, name))
+
+
+def _keys(settings: Mapping[Any, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys at the top and within groups of settings."""
+    for name, value in settings.items():
+        yield (name,)
+        if name in _GROUPS and isinstance(value, dict):
+            for inner in value:
+                yield name, inner
+
+
+def joined(args: Sequence[str], flags: Collection[str] = ()) -> list[str]:
+    """Return arguments with every option and its value in one, as in ``--lr=0.1``.
+
+    Args:
+        args: as they were given.
+        flags: names of options that are true if they stand alone.
+
+    >>> joined(["--lr", "0.1", "--json", "runs", "--yes", "false"], {"json", "yes"})
+    ['--lr=0.1', '--json=true', 'runs', '--yes=false']
+    >>> joined(["--run", "r", "--", "-a.png"])  # what follows is no option
+    ['--run=r', '--', '-a.png']
+    """
+    found: list[str] = []
+    for arg in args:
+        before = found[-1] if found else ""
+        option = before.startswith("--") and before != "--"
+        waits = option and "=" not in before and not before.endswith(("help", "print_config"))
+        switch = before[2:] in flags and arg.lower() not in ("true", "false", "yes", "no")
+        if waits and not switch and not arg.startswith("--") and arg != "-h":
+            found[-1] = f"{before}={arg}"
+        else:
+            found.append(arg)
+    return [f"{arg}=true" if arg.startswith("--") and arg[2:] in flags else arg for arg in found]
+
+
+def split_options(args: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the options of these names, and all other arguments; they are `joined`.
+
+    >>> split_options(["--lr=0.1", "--seeds=0,1"], {"seeds", "num_domains"})
+    (['--seeds=0,1'], ['--lr=0.1'])
+    """
+    mine = [arg for arg in args if arg.startswith("--") and arg[2:].partition("=")[0] in names]
+    return mine, [arg for arg in args if arg not in mine]
+
+
+def given_values(args: Sequence[str], name: str) -> list[str]:
+    """Return the values that are given to an option, in arguments that are `joined`; empty where one is missing."""
+    return [arg.partition("=")[2] for arg in split_options(args, {name})[0]]
+
+
+def with_lists(args: Sequence[str]) -> list[str]:
+    """Return arguments in which what is given for a list is a list, and a Trainer's callback has its options.
+
+    >>> with_lists(["--callbacks=EarlyStopping", "--callbacks.patience=5"])
+    ['--callbacks=[EarlyStopping]', '--callbacks.patience=5']
+    >>> with_lists(["--trainer.callbacks+=Timer", "--trainer.callbacks.verbose=false"])
+    ['--trainer.callbacks+=[{"class_path": "Timer", "init_args": {"verbose": false}}]']
+    """
+    found: list[str] = []
+    callbacks: list[Any] = []  # plain values, which the parser cannot give options
+    sign = "+="
+    for arg in args:
+        option, _, value = arg.partition("=")
+        of_trainer = option.rstrip("+") == _TRAINER_CALLBACKS or option.startswith(f"{_TRAINER_CALLBACKS}.")
+        if not value or not (of_trainer or option.removeprefix("--") in (*LISTS, "figure_formats")):
+            found.append(arg)
+        elif not of_trainer:
+            found.append(f"{option}={value if value[0] == '[' or value == 'null' else f'[{value}]'}")
+        elif option.startswith(f"{_TRAINER_CALLBACKS}."):
+            _give_option(callbacks, option.removeprefix(f"{_TRAINER_CALLBACKS}."), yaml.safe_load(value))
+        else:
+            given = yaml.safe_load(value)
+            sign, callbacks = ("+=", callbacks) if option.endswith("+") else ("=", [])
+            callbacks += given if isinstance(given, list) else [given]
+    return [*found, f"{_TRAINER_CALLBACKS}{sign}{json.dumps(callbacks)}"] if callbacks or sign == "=" else found
+
+
+def _give_option(callbacks: list[Any], name: str, value: Any) -> None:
+    """Give the last callback an option."""
+    if not callbacks:
+        raise InputError(f"Expected {_TRAINER_CALLBACKS}.{name} after {_TRAINER_CALLBACKS}+=NAME, whose option it is.")
+    last = callbacks[-1] if isinstance(callbacks[-1], dict) else {"class_path": callbacks[-1]}
+    name = name.removeprefix("init_args.")
+    callbacks[-1] = last | {"init_args": (last.get("init_args") or {}) | {name: value}}

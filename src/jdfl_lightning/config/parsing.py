@@ -1,4 +1,4 @@
-"""Command lines -> settings, by jsonargparse: the parser of a run's settings, and of a command's own options."""
+"""Command lines -> settings, by jsonargparse: the options of runs and of commands, for parsers and for shells."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import yaml
 from docstring_parser import parse_from_object
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from jsonargparse.typing import register_type
 
+import jdfl_lightning
 from jdfl_lightning.config.experiment import Experiment
-from jdfl_lightning.config.files import as_dict, find_config, run_of, usable_settings
-from jdfl_lightning.config.groups import PARTS
-from jdfl_lightning.config.reading import (
+from jdfl_lightning.config.files import (
     MOVED,
+    as_dict,
+    find_config,
+    full_name,
     given_values,
     joined,
-    named_in_full,
     read_config,
+    run_of,
+    shipped_configs,
     split_options,
+    usable_settings,
     with_lists,
 )
-from jdfl_lightning.config.words import explain, located, require_options
-from jdfl_lightning.core.errors import InputError, notify
+from jdfl_lightning.config.groups import PARTS
+from jdfl_lightning.config.words import OWN_OPTIONS, explain, located, no_such_option, possible_values
+from jdfl_lightning.core.errors import InputError, notify, subclasses
 from jdfl_lightning.core.lists import Fractions, Names, Numbers
-from jdfl_lightning.core.parts import Part
+from jdfl_lightning.core.parts import Part, parameters
+from jdfl_lightning.core.settings import declared_settings
 from jdfl_lightning.ui.loggers import explain_logger
 
 for _list in (Names, Numbers, Fractions):
@@ -130,8 +136,11 @@ def parse_command(program: str, command: Callable[..., Any], args: Sequence[str]
         found = parser.instantiate(parser.parse_args([*mine, *(arg for arg in settings if arg in ("-h", "--help"))]))
     except ArgumentError as error:
         raise InputError(f"{explain(str(error), positional)} (see {program} --help)") from error
-    if takes_settings:
-        require_options(settings, own)
+    tops = {setting.name.partition(".")[0] for setting in declared_settings(Experiment)}
+    for name in (arg.removeprefix("--").partition("=")[0] for arg in settings if arg.startswith("--")):
+        top = name.partition(".")[0].removesuffix("+")
+        if top not in {*tops, *OWN_OPTIONS, *MOVED} and top.isidentifier():
+            raise InputError(no_such_option(f"--{name}", own))
     return {name: found[dotted.get(name, name)] for name in own} | ({"settings": settings} if takes_settings else {})
 
 
@@ -157,7 +166,9 @@ def parse_experiment(
     files = [find_config(name) for name in given_values(configs_given, "config")]
     configs = [] if saved is None else [dict(saved)]
     configs += [{name: v for name, v in read_config(file).items() if name not in leave_out} for file in files]
-    moved_given, options = split_options(named_in_full(with_lists(options)), MOVED)
+    parts = [arg.partition("=") for arg in with_lists(options)]
+    options = [f"{option}{equals}{full_name(option[2:], value)}" for option, equals, value in parts]
+    moved_given, options = split_options(options, MOVED)
     moved: dict[str, Any] = {name: values[-1] for name in MOVED if (values := given_values(moved_given, name))}
     for config in configs:
         moved = {name: config.pop(name) for name in MOVED if name in config} | moved
@@ -228,3 +239,52 @@ def _use_moved(settings: Any, moved: Mapping[str, Any]) -> None:
     which = f"{', '.join(moved)}: now options of the supervision, as in --supervision.alpha"
     note = f"{which}; the old form still works{rest}."
     notify(note)
+
+
+Options = dict[str, list[str]]
+"""Options, each with the values that it takes; none where it takes any."""
+_NAMED_CLASSES = (
+    *("data", "algorithm", "supervision", "backend", "logger"),
+    *("optimizer", "lr_scheduler", "round_scheduler", "clustering.criterion"),
+)
+"""Settings whose values are names of classes."""
+
+
+def command_options(command: Callable[..., Any]) -> Options:
+    """Return the options of a command; those of a run too, if it takes settings."""
+    signature, hints = inspect.signature(command).parameters, get_type_hints(command)
+    found: Options = {}
+    for name, parameter in signature.items():
+        if name != "settings" and str(parameter.annotation) != "list[Path]":
+            found[f"--{name.replace('__', '.')}"] = _choices(hints[name])
+    if "settings" in signature:
+        found = setting_options() | found
+    return found | {"--help": []}
+
+
+def setting_options() -> Options:
+    """Return the options that are a run's settings, with those of all classes of this package that they can name."""
+    found: Options = {"--config": sorted(shipped_configs()), "--trust": ["true", "false"], "--print_config": []}
+    found |= {f"--{setting.name}": _choices(setting.hint) for setting in declared_settings(Experiment)}
+    hints = get_type_hints(Experiment)
+    for name in ("data", "algorithm", "supervision", "backend"):
+        for kind in subclasses(hints[name]):
+            if kind.__name__ in jdfl_lightning.__all__:
+                found |= {f"--{name}.{argument}": [] for argument in parameters(kind)}
+    for name in _NAMED_CLASSES:
+        found[f"--{name}"] = possible_values(name)
+    return found
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the values that a type allows; none if they cannot be listed.
+
+    >>> _choices(Literal["max", "sum"] | None), _choices(bool), _choices(int)
+    (['max', 'sum'], ['true', 'false'], [])
+    """
+    if hint is bool:
+        return ["true", "false"]
+    parts = get_args(hint)
+    if parts and all(isinstance(part, str) for part in parts):  # a Literal
+        return list(parts)
+    return [choice for part in parts for choice in _choices(part)] if parts else []

@@ -22,7 +22,7 @@ from jdfl_lightning.supervision import short_names
 from jdfl_lightning.ui.loggers import explain_logger
 
 _REQUIRED = "the following arguments are required: "
-_OWN_OPTIONS = ("config", "trust", "help", "print_config")
+OWN_OPTIONS = ("config", "trust", "help", "print_config")
 """Options of the parser that are no settings."""
 
 
@@ -118,7 +118,15 @@ def possible_values(setting: str) -> list[str]:
     if setting in PARTS:
         home = import_module("torch.optim" if setting == "optimizer" else "torch.optim.lr_scheduler")
         parent = PARTS[setting][0]
-        return [] if setting == "model" else [n for n in vars(home) if n[0] != "_" and _is_below(vars(home)[n], parent)]
+        return (
+            []
+            if setting == "model"
+            else [
+                name
+                for name, value in vars(home).items()
+                if name[0] != "_" and isinstance(value, type) and issubclass(value, parent) and value is not parent
+            ]
+        )
     hints = get_type_hints(Experiment)
     parents = [hint for hint in get_args(hints.get(setting)) or (hints.get(setting),) if isinstance(hint, type)]
     found = [one for parent in parents for one in subclasses(parent) if one.__name__[0] != "_"]
@@ -126,10 +134,6 @@ def possible_values(setting: str) -> list[str]:
     return sorted(
         {c.__name__ for c in found if not c.__module__.startswith(ours) or c.__name__ in jdfl_lightning.__all__}
     )
-
-
-def _is_below(value: Any, parent: type) -> bool:
-    return isinstance(value, type) and issubclass(value, parent) and value is not parent
 
 
 def no_such_option(arg: str, others: Collection[str] = ()) -> str:
@@ -142,7 +146,7 @@ def no_such_option(arg: str, others: Collection[str] = ()) -> str:
     >>> no_such_option("--roudns"), no_such_option("rounds")
     ('There is no option --roudns. Did you mean --rounds?', "Expected an option, as in --rounds, but got 'rounds'.")
     """
-    known = [*(setting.name for setting in declared_settings(Experiment)), *_OWN_OPTIONS, *others]
+    known = [*(setting.name for setting in declared_settings(Experiment)), *OWN_OPTIONS, *others]
     if not arg.startswith("--"):
         return f"Expected an option, as in --{arg if arg in known else 'rounds'}, but got {arg!r}."
     name = arg.removeprefix("--").removesuffix("+")
@@ -151,21 +155,6 @@ def no_such_option(arg: str, others: Collection[str] = ()) -> str:
         return f"--{name} is not an option of a run: {REFUSED[inner]}."
     near = did_you_mean(name, known).replace("'", "").replace("mean ", "mean --")
     return f"There is no option --{name}.{near}"
-
-
-def require_options(args: Sequence[str], others: Collection[str]) -> None:
-    """Raise an `InputError` if an argument is spelt like one of a command's own options.
-
-    Args:
-        args: the arguments that are left for the settings.
-        others: names of the command's own options.
-    """
-    tops = {setting.name.partition(".")[0] for setting in declared_settings(Experiment)}
-    for arg in args:
-        name = arg.removeprefix("--").partition("=")[0]
-        top = name.partition(".")[0].removesuffix("+")
-        if arg.startswith("--") and top not in {*tops, *_OWN_OPTIONS, "alpha", "tau", "phi"} and top.isidentifier():
-            raise InputError(no_such_option(f"--{name}", others))
 
 
 def located(message: str, files: Sequence[Path], given: Sequence[str]) -> str:
@@ -177,7 +166,10 @@ def located(message: str, files: Sequence[Path], given: Sequence[str]) -> str:
         given: the arguments that win over all configs.
     """
     flag = re.search(r"--([\w.]*\w)", message)
-    if flag is None or any(_overlap(arg.partition("=")[0].strip("-+"), flag[1]) for arg in given if arg[:2] == "--"):
+    if flag is None or any(
+        f"{name}.".startswith(f"{flag[1]}.") or f"{flag[1]}.".startswith(f"{name}.")
+        for name in (arg.partition("=")[0].strip("-+") for arg in given if arg[:2] == "--")
+    ):
         return message
     names = flag[1].split(".")
     for length in range(len(names), 0, -1):  # if a needed option is missing, the line of its class
@@ -185,10 +177,6 @@ def located(message: str, files: Sequence[Path], given: Sequence[str]) -> str:
             if place := place_of(file, names[:length]):
                 return f"{message} ({place})"
     return message
-
-
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def place_of(file: Path, names: Sequence[Any]) -> str | None:

@@ -9,6 +9,8 @@ import os
 import types
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
@@ -18,6 +20,25 @@ class InputError(ValueError):
 
 class StorageError(InputError):
     """Something cannot be written or read back: a full disk, a folder without permission, a damaged file."""
+
+
+@contextmanager
+def reading(expected: str, file: Path, missing: InputError | None = None) -> Iterator[None]:
+    """Raise a `StorageError` if a file cannot be read in the block, or holds something else, whatever that causes.
+
+    Args:
+        expected: what it should hold.
+        file: the file.
+        missing: raised instead if it does not exist.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if missing is not None and isinstance(error, FileNotFoundError):
+            raise missing from error
+        raise StorageError(f"Expected {expected} but {file} cannot be read: {error}.") from error
 
 
 class PublicError(InputError):

@@ -238,13 +238,8 @@ def _check_yaml(text: str, aliases: bool) -> None:
 
 def read_json(file: Path) -> Any:
     """Read a JSON file; raise a ValueError that says what is wrong with it, or an OSError."""
-    return parse_json(read_text(file))
-
-
-def parse_json(text: str) -> Any:
-    """Return the value of a JSON text; raise a ValueError that says what is wrong with it."""
     try:
-        return json.loads(text)
+        return json.loads(read_text(file))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -271,3 +266,16 @@ def checked(kind: type[_T], values: object, strict: bool = True) -> _T:
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Return what checks values of a type; pydantic takes longer to make it than to use it."""
     return TypeAdapter(kind)
+
+
+def as_json(value: object) -> str:
+    """Return plain values as JSON; a number that is none, and what is not known, are null.
+
+    >>> print(as_json([float("nan"), 0.5]))
+    [
+     null,
+     0.5
+    ]
+    """
+    finite = json.loads(json.dumps(value, default=str, skipkeys=True), parse_constant=lambda number: None)
+    return json.dumps(finite, indent=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -77,7 +78,12 @@ class Part:
         target = self.load()
         texts = {name: value for name, value in self.init_args.items() if value and isinstance(value, (str, list))}
         known = parameters(target) if texts else {}  # to look at a signature takes longer than to make an optimizer
-        functions = {name: _functions(value) for name, value in texts.items() if _takes_function(known.get(name))}
+        # an argument that is declared as a function is given by its import path
+        functions = {
+            name: _functions(value)
+            for name, value in texts.items()
+            if "Callable" in str(getattr(known.get(name), "annotation", ""))
+        }
         return target(*args, **(self.init_args | functions | more))
 
     def check(self, flag: str, kind: type, supplied: Collection[str] = ()) -> None:
@@ -95,7 +101,7 @@ class Part:
         for name in self.init_args:
             if name in supplied:
                 raise InputError(f"Expected {flag} without {name}, which the run supplies, but it is given.")
-            if name not in known and not _takes_anything(found):
+            if name not in known and not any(p.kind is p.VAR_KEYWORD for p in _signatures(found)[-1].values()):
                 options = [option for option in known if option not in supplied]
                 raise InputError(
                     f"Expected an option of {self.name} but it has no {flag}.{name}: it has {', '.join(options)}."
@@ -134,37 +140,22 @@ def _equal(value: Any, default: Any) -> bool:
         return False
 
 
-def _takes_function(parameter: inspect.Parameter | None) -> bool:
-    """Return whether an argument is declared as a function, so that a text is its import path."""
-    return parameter is not None and "Callable" in str(parameter.annotation)
-
-
 def _functions(value: Any) -> Any:
     """Import the functions that import paths name."""
     return [_functions(item) for item in value] if isinstance(value, list) else load(value)
-
-
-def _signature(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(target).parameters
-    except (TypeError, ValueError):  # a class of a compiled module may have none
-        return {}
 
 
 def _signatures(target: Callable[..., Any]) -> list[Mapping[str, inspect.Parameter]]:
     """Return the signature of a function or class, and those of the parent classes that ``**`` arguments go to."""
     found: list[Mapping[str, inspect.Parameter]] = []
     for parent in target.__mro__ if isinstance(target, type) else (target,):
-        own = _signature(getattr(parent, "__init__") if isinstance(parent, type) else parent)  # noqa: B009
+        own: Mapping[str, inspect.Parameter] = {}
+        with suppress(TypeError, ValueError):  # a class of a compiled module may have none
+            own = inspect.signature(getattr(parent, "__init__") if isinstance(parent, type) else parent).parameters  # noqa: B009
         found.append(own)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
             break
     return found
-
-
-def _takes_anything(target: Callable[..., Any]) -> bool:
-    """Return whether arguments of any name are accepted: no parent class says which."""
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _signatures(target)[-1].values())
 
 
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:

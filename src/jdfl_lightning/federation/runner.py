@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.evaluation import Counts, Evaluation, Scores
-from jdfl_lightning.client.personal import COUNTS
+from jdfl_lightning.client.evaluation import COUNTS, Counts, Evaluation, Scores
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
@@ -22,7 +21,6 @@ from jdfl_lightning.federation.wire import (
     RequestHeader,
     read_answer,
     shared_settings,
-    write_header,
     write_request,
 )
 
@@ -80,11 +78,6 @@ class _Sent:
     """Tasks by client."""
     models: tuple[str, ...] = ()
     """Names of the models to evaluate."""
-
-    @property
-    def clients(self) -> list[int]:
-        """The clients of its tasks."""
-        return list(self.tasks)
 
 
 class SitesRunner(Runner):
@@ -173,27 +166,27 @@ class SitesRunner(Runner):
         }
         if evaluating is not None:
             evaluating.sent = True
-            evaluating.awaited = [payload for payload in sent.values() if not payload.clients]
-        return {site: payload for site, payload in sent.items() if payload.clients}
+            evaluating.awaited = [payload for payload in sent.values() if not payload.tasks]
+        return {site: payload for site, payload in sent.items() if payload.tasks}
 
     def _payload(self, site: int, tasks: Sequence[FitTask], evaluating: _Evaluating | None) -> Payload:
         request = Request(tasks) if evaluating is None else Request(tasks, evaluating.models, evaluating.buffers)
         fingerprint = self._federation.sites[site].fingerprint
         header = RequestHeader(self._run, site, self._first[site], fingerprint, self._settings)
-        return write_header(header, write_request(request))
+        return write_request(request, header)
 
     def _take(self, sent: _Sent) -> Answer:
         """Wait for a site's answer; an unusable answer is a failure of all its clients."""
         answer = self._federation.hear(sent.node, sent.payload, sent.until)
         try:
             if not isinstance(answer, str):
-                return self._checked(read_answer(answer, sent.clients, sent.models, self._metrics(sent)), sent)
+                return self._checked(read_answer(answer, list(sent.tasks), sent.models, self._metrics(sent)), sent)
             reason = answer
         except InputError as error:
             reason = str(error)
-        if not sent.clients:
+        if not sent.tasks:
             self._federation.say(f"site {sent.site} did not evaluate the model: {reason}")
-        return Answer([FitFailure(client, reason) for client in sent.clients])
+        return Answer([FitFailure(client, reason) for client in sent.tasks])
 
     def _metrics(self, sent: _Sent) -> set[str]:
         """Return the names of the metrics that clients report: their loss and the norms of their states, or counts."""

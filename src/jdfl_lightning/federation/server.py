@@ -14,7 +14,7 @@ from pydantic import Field
 
 from jdfl_lightning.backends import Backend, Runner
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.core.errors import InputError, StorageError, require
+from jdfl_lightning.core.errors import InputError, reading, require
 from jdfl_lightning.core.files import checked, read_json, write_whole
 from jdfl_lightning.data.base import Roster
 from jdfl_lightning.federation.members import Federation, Transport, capped, read_roster
@@ -61,10 +61,8 @@ class SitesBackend(Backend):
         file = states.folder.parent / _RUN
         if not file.exists():
             write_whole(file, json.dumps({"run": secrets.token_hex(16)}).encode())
-        try:
+        with reading("the name of the run", file):
             run = checked(_RunId, read_json(file))["run"]
-        except (OSError, ValueError, KeyError) as error:
-            raise StorageError(f"Expected the name of the run but {file} cannot be read: {error!r}.") from error
         yield SitesRunner(experiment, self.federation, run, self.max_weight)
 
 

@@ -20,8 +20,9 @@ from jdfl_lightning.client.features import open_workspace, why_no_features
 from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core.errors import InputError, PublicError, StorageError
-from jdfl_lightning.core.memory import reuse_memory
+from jdfl_lightning.core.files import checked
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.system import reuse_memory
 from jdfl_lightning.data import ImageFolderDomains, SiteFolders
 from jdfl_lightning.federation.wire import (
     Answer,
@@ -29,7 +30,6 @@ from jdfl_lightning.federation.wire import (
     RequestHeader,
     SiteInfo,
     read_request,
-    read_request_header,
     shared_settings,
     write_answer,
 )
@@ -116,7 +116,7 @@ class SiteWorker:
 
     def answer(self, payload: Payload, say: Callable[[str], None]) -> Payload:
         """Fit clients and evaluate models as requested; show progress to the site's operator."""
-        header = read_request_header(payload)
+        header = checked(RequestHeader, payload.notes["header"])
         self._check(header)
         if self._workspace is None or self._workspace.first != header.first:
             sent_all = why_no_features(self.experiment) is not None

@@ -152,20 +152,10 @@ def read_info(payload: Payload) -> SiteInfo:
     return info
 
 
-def write_header(header: RequestHeader, payload: Payload) -> Payload:
-    """Add the header of a request to a payload."""
-    return Payload(payload.tensors, {**payload.notes, "header": vars(header)})
-
-
-def read_request_header(payload: Payload) -> RequestHeader:
-    """Read the header of a request from a payload."""
-    return checked(RequestHeader, payload.notes["header"])
-
-
-def write_request(request: Request) -> Payload:
-    """Write a request to a payload."""
+def write_request(request: Request, header: RequestHeader | None = None) -> Payload:
+    """Write a request, and its header, to a payload."""
     tensors: Record = {}
-    notes: dict[str, Entries] = {}
+    notes: dict[str, Entries] = {} if header is None else {"header": vars(header)}
     shared: Tensors = {}
     if request.tasks:
         first = request.tasks[0]

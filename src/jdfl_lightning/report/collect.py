@@ -138,7 +138,8 @@ def _about(run: SavedRun) -> dict[str, object]:
     unused: tuple[str, ...] = ()
     settings.pop("supervision", None)  # its name is a column of its own; its options stay
     if supervision != BASELINE:
-        if run.discovery is None and _has_discovery(supervision):
+        known = short_names().get(supervision)  # one that this process does not know is assumed to have pseudo-domains
+        if run.discovery is None and (known is None or known.needs_discovery):
             raise InputError(f"it has no {DISCOVERY}, which says the number of pseudo-domains")
         if (given := settings.get("num_domains")) is not None:
             settings["num_domains"], unused = int(given), ("clustering.criterion", "clustering.max_domains")
@@ -153,12 +154,6 @@ def _about(run: SavedRun) -> dict[str, object]:
         "num_domains": 1 if run.discovery is None or supervision == BASELINE else run.discovery["num_domains"],
         "data": _fingerprint(run),
     }
-
-
-def _has_discovery(supervision: str) -> bool:
-    """Return whether a supervision has pseudo-domains; one that this process does not know is assumed to."""
-    known = short_names().get(supervision)
-    return known is None or known.needs_discovery
 
 
 def _check_rounds(run: SavedRun, rounds: int) -> None:

@@ -14,7 +14,7 @@ from jdfl_lightning.joint.targets import default_alpha
 from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import BASELINE, METHOD, PACKAGE, Settings, Value
 from jdfl_lightning.report.protocol import Protocol
-from jdfl_lightning.report.published.differences import differences, shown
+from jdfl_lightning.report.published import differences, shown
 from jdfl_lightning.report.statistics import ROUNDING, paired_difference, spread
 from jdfl_lightning.storage.names import DOMAIN_PREFIX, UNSEEN_PREFIX, Selection
 from jdfl_lightning.supervision import short_names

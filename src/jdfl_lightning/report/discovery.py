@@ -242,12 +242,11 @@ def _named(projection: Mapping[str, Sequence[float]]) -> list[str]:
     for client, (x, y) in places.items():
         box = (x + 5.5, y + 3, x + 7 + 5 * len(client), y + 11)
         own = (x - 5, y - 5, x + 5, y + 5)
-        if not any(_touch(box, other) for other in taken if other != own):
+        if not any(
+            box[0] <= other[2] and other[0] <= box[2] and box[1] <= other[3] and other[1] <= box[3]
+            for other in taken
+            if other != own
+        ):
             found.append(client)
             taken.append(box)
     return found
-
-
-def _touch(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Return whether two boxes (left, bottom, right, top) have a point in common."""
-    return one[0] <= other[2] and other[0] <= one[2] and one[1] <= other[3] and other[1] <= one[3]

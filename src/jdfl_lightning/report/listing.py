@@ -15,11 +15,10 @@ from rich.text import Text
 
 from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.core.settings import flat_settings
-from jdfl_lightning.report.collect import find_run_folders
 from jdfl_lightning.storage.details import read_stop
 from jdfl_lightning.storage.folder import SavedRun, is_locked, read_run
 from jdfl_lightning.storage.metrics import last_round
-from jdfl_lightning.storage.names import CLIENT_ROWS, DISCOVERY, METRICS, RUNS
+from jdfl_lightning.storage.names import CLIENT_ROWS, DISCOVERY, METRICS
 from jdfl_lightning.storage.trust import saved_settings
 from jdfl_lightning.supervision import supervision_name
 from jdfl_lightning.ui.display import clock
@@ -54,18 +53,6 @@ class RunSummary:
     """When a file was last written, in UTC."""
     problem: str = ""
     """What is wrong with a damaged one."""
-
-
-def list_runs(paths: Sequence[Path]) -> list[RunSummary]:
-    """Return the runs at or below some folders, those written last at the end.
-
-    Args:
-        paths: the folders; `runs` if there are none, which need not exist.
-    """
-    if not paths and not Path(RUNS).is_dir():
-        return []
-    found = find_run_folders(paths or [Path(RUNS)])
-    return sorted(map(summarize, found), key=lambda summary: summary.changed)
 
 
 def summarize(folder: Path) -> RunSummary:

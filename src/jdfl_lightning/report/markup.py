@@ -156,11 +156,13 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub(r"([./_])(?=[a-z])", r"\1<wbr>", str(escape(one_line(text)))))
 
 
-# other delimiters for LaTeX, which is full of braces
 _MARKS = [f"{kind}_{end}_string" for kind in ("block", "variable", "comment") for end in ("start", "end")]
+_BRACES: dict[str, Any] = dict(zip(_MARKS, ["<%", "%>", "<<", ">>", "<#", "#>"], strict=True))
+"""Other delimiters for what is full of braces."""
 _FORMATS: dict[str, tuple[Callable[[str], str], dict[str, Any]]] = {
     ".md": (escape_markdown, {}),
-    ".tex": (escape_latex, dict(zip(_MARKS, ["<%", "%>", "<<", ">>", "<#", "#>"], strict=True))),
+    ".tex": (escape_latex, _BRACES),
+    ".sh": (str, _BRACES),  # of names and words of this package alone
     ".html": (one_line, {"autoescape": True}),
 }
 

@@ -9,7 +9,6 @@ from rich.table import Column as Head
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
-from jdfl_lightning.report.collect import LeftOut
 from jdfl_lightning.report.comparison import Line, Section, method_order
 from jdfl_lightning.report.markup import NONE, Column, Table, csv_cell, one_line
 from jdfl_lightning.report.statistics import Spread
@@ -159,12 +158,6 @@ def cost_table(section: Section, what: str) -> Table:
         columns.append(Column(name, [NONE if line.mean is None else f"{line.mean / 1e6:,.1f}" for line in lines]))
     caption = f"Rounds and megabytes, all clients together, to reach {what}: means over the seeds that did."
     return Table(f"{caption} The bytes of discovery are not among them.", columns)
-
-
-def left_out_table(left_out: Sequence[LeftOut]) -> Table:
-    """Return the runs that are left out, with reasons."""
-    folders, reasons = [str(entry.folder) for entry in left_out], [entry.reason for entry in left_out]
-    return Table("Runs that are in no table.", [Column("run folder", folders, "text"), Column("why", reasons, "text")])
 
 
 def as_csv(results: pd.DataFrame) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,13 +14,109 @@ from matplotlib.figure import Figure
 from jdfl_lightning.core.errors import InputError, require, require_choice
 from jdfl_lightning.core.files import write_whole
 from jdfl_lightning.report import tables
-from jdfl_lightning.report.collect import LeftOut, find_run_folders, read_runs
-from jdfl_lightning.report.comparison import COLUMNS, Line, Section, compare
+from jdfl_lightning.report.collect import LeftOut, Settings, find_run_folders, read_runs
+from jdfl_lightning.report.comparison import COLUMNS, Line, Method, Section, compare
 from jdfl_lightning.report.figures import ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
-from jdfl_lightning.report.leave_one_out import leave_one_out
-from jdfl_lightning.report.markup import Block, Chapter, Picture, Table, is_report, render
+from jdfl_lightning.report.markup import NONE, Block, Chapter, Column, Picture, Table, is_report, render
+from jdfl_lightning.report.statistics import Spread, spread
+from jdfl_lightning.report.tables import accuracy_cell, method_columns, percent
 from jdfl_lightning.storage.folder import SavedRun, save_figure
-from jdfl_lightning.storage.names import FigureFormat
+from jdfl_lightning.storage.names import UNSEEN_PREFIX, FigureFormat
+
+_DOMAINS = ("domains", "unseen", "data.unseen")
+"""Settings that say which domain is left out."""
+
+
+@dataclass(frozen=True)
+class LeftOutRow:
+    """A method's accuracies on the domains that were left out, one after the other."""
+
+    line: Line
+    """The method, as in the tables of each experiment."""
+    domains: dict[str, Spread]
+    """Over seeds, for each domain that was left out."""
+    mean: Spread
+    """Over seeds, of the mean of all domains; of the seeds that all domains have."""
+
+    @property
+    def worst(self) -> float:
+        """The lowest of the domains' means."""
+        return min(found.mean for found in self.domains.values())
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Experiments that differ in the unseen domain alone."""
+
+    title: str
+    about: str
+    picked: str
+    """Which round the accuracies are of, in words."""
+    domains: list[str]
+    rows: list[LeftOutRow]
+
+    def table(self) -> Table:
+        """Return the table: accuracy on each domain that was left out, their mean, and the worst."""
+        lines = [row.line for row in self.rows]
+        columns = method_columns((line.algorithm, line.supervision, line.settings) for line in lines)
+        columns.append(Column("seeds", [str(row.mean.count) for row in self.rows]))
+        for name in self.domains:
+            columns.append(Column(name, [accuracy_cell(row.domains.get(name)) for row in self.rows]))
+        whole = [row if len(row.domains) == len(self.domains) else None for row in self.rows]
+        columns.append(Column("mean", [accuracy_cell(row and row.mean) for row in whole]))
+        columns.append(Column("worst", [NONE if row is None else percent(row.worst) for row in whole]))
+        caption = (
+            f"Accuracy (%) on a domain that no client has, {self.picked}: a column for each domain that was left out"
+        )
+        return Table(f"{caption}, mean and standard deviation over seeds; their mean; the lowest.", columns)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Return the lines of ``report.csv``: the mean and the worst of the domains that were left out."""
+        empty: dict[str, Any] = dict.fromkeys(COLUMNS)
+        found = []
+        for row in self.rows:
+            if len(row.domains) < len(self.domains):
+                continue
+            names = ("algorithm", "supervision", "num_domains", "settings", "seeds")
+            line = empty | {name: getattr(row.line, name) for name in names}
+            line |= {"experiment": self.about, "protocol": "unseen each", "table": "leave_one_out"}
+            count = float(row.mean.count)
+            found.append(line | {"quantity": "unseen_mean", "mean": row.mean.mean, "std": row.mean.std, "count": count})
+            found.append(line | {"quantity": "unseen_worst", "mean": row.worst, "count": count})
+        return found
+
+
+def leave_one_out(sections: Sequence[Section]) -> Iterator[LeaveOneOut]:
+    """Yield the groups of experiments that leave out a domain each, where there are several."""
+    groups: dict[Settings, dict[str, Section]] = {}
+    for section in sections:
+        if len(section.unseen) == 1:
+            rest = tuple(pair for pair in section.settings if pair[0] not in _DOMAINS)
+            groups.setdefault(rest, {})[section.unseen[0]] = section
+    for rest, by_domain in groups.items():
+        if len(by_domain) > 1:
+            domains = sorted(by_domain)
+            methods: dict[Method, Line] = {}
+            for name in domains:
+                for line in by_domain[name].rows:
+                    methods.setdefault(line.method, line)
+            rows = [_row(line, {name: by_domain[name] for name in domains}) for line in methods.values()]
+            words = [f"{name.removeprefix('data.')} {value}" for name, value in rest if name != "data"]
+            about = ", ".join([str(dict(rest)["data"]), *words, "unseen each"])
+            title = str(dict(rest)["data"]).rpartition(".")[2]
+            yield LeaveOneOut(title, about, by_domain[domains[0]].protocol.picked, domains, rows)
+
+
+def _row(line: Line, by_domain: dict[str, Section]) -> LeftOutRow:
+    values: dict[str, dict[int, float]] = {}
+    for name, section in by_domain.items():
+        runs = section.runs.get(line.method)
+        if runs is not None:
+            values[name] = runs[runs["best"]].set_index("seed")[UNSEEN_PREFIX + name].to_dict()
+    shared = sorted(set.intersection(*(set(found) for found in values.values())))
+    means = [sum(found[seed] for found in values.values()) / len(values) for seed in shared]
+    return LeftOutRow(line, {name: spread(list(found.values())) for name, found in values.items()}, spread(means))
+
 
 TITLE = "Comparison of runs"
 PAGE = "report.html"
@@ -104,7 +200,9 @@ def write_report(
         raise InputError(f"Expected --output to be writable but got {output}: {error}.") from error
     for stale in [file for pattern in (_PICTURES, *_FURTHER) for file in output.glob(pattern)]:
         stale.unlink()
-    parts: list[Chapter] = [("How to read this", [_summary(count, left_out), *_INTRODUCTION])]
+    aside = f"{len(left_out)} left out, listed with reasons at the end" if left_out else "none was left out"
+    summary = f"{'1 run is' if count == 1 else f'{count} runs are'} compared; {aside}."
+    parts: list[Chapter] = [("How to read this", [summary, *_INTRODUCTION])]
     groups = list(leave_one_out(sections))
     parts += [(f"Leave one domain out: {group.title}", [f"{group.about}.", group.table()]) for group in groups]
     if len(sections) > 1:
@@ -112,7 +210,9 @@ def write_report(
     what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
     parts += [_part(section, what, output / f"report-{i}", formats) for i, section in enumerate(sections, start=1)]
     everything = "Nothing: every run found is in the tables."
-    parts.append(("Left out", [tables.left_out_table(left_out) if left_out else everything]))
+    why = [Column("run folder", [str(entry.folder) for entry in left_out], "text")]
+    why.append(Column("why", [entry.reason for entry in left_out], "text"))
+    parts.append(("Left out", [Table("Runs that are in no table.", why) if left_out else everything]))
     further = [line for group in groups for line in group.results()]
     extra = [pd.DataFrame(further, columns=COLUMNS, dtype=object)] if further else []
     results = pd.concat([*(section.results[COLUMNS] for section in sections), *extra])
@@ -144,12 +244,6 @@ def _was_cut_off(names: set[str]) -> bool:
     pictures = {name for name in names if any(fnmatch(name, pattern) for pattern in (_PICTURES, *_FURTHER))}
     aside = {name for name in names if name == "wandb" or fnmatch(name, ".*.tmp")}
     return names == tables | pictures | aside and (not tables or bool(pictures))
-
-
-def _summary(count: int, left_out: Sequence[LeftOut]) -> str:
-    runs = "1 run is" if count == 1 else f"{count} runs are"
-    aside = f"{len(left_out)} left out, listed with reasons at the end" if left_out else "none was left out"
-    return f"{runs} compared; {aside}."
 
 
 def _accuracies(section: Section) -> Table:

@@ -1,47 +1,44 @@
-"""The end of a run: its weights are examined once in detail, and a row is written for each client."""
+"""The end of a run: its weights are examined in detail, clients evaluate their own, and each client gets a row."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from lightning.pytorch.loggers import Logger
+from typing import TYPE_CHECKING, Any
 
 from jdfl_lightning.client.details import examine
+from jdfl_lightning.client.evaluation import COUNTS, GLOBAL, IMAGES, MODELS, SEEN
 from jdfl_lightning.client.fit import Workspace
-from jdfl_lightning.client.personal import COUNTS
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.core.files import write_csv
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.report.details import draw_confusion
-from jdfl_lightning.server.personal import Accuracies, summarise
-from jdfl_lightning.server.rounds import ServerState
-from jdfl_lightning.storage.details import save_client_rows, save_details
+from jdfl_lightning.server.state import ServerState, make_tasks, sharing
+from jdfl_lightning.storage.details import save_details
 from jdfl_lightning.storage.folder import save_figure
-from jdfl_lightning.storage.names import CONFUSION_FIGURE, Which
+from jdfl_lightning.storage.names import CLIENT_ROWS, CONFUSION_FIGURE, Which
 from jdfl_lightning.storage.weights import SavedModel, kept_weights, load_model
 from jdfl_lightning.ui.loggers import log_picture, log_rows
 
+if TYPE_CHECKING:
+    from jdfl_lightning.server.session import Session
 
-def close_run(
-    workspace: Workspace,
-    folder: Path,
-    state: ServerState,
-    logger: Logger | None,
-    personal: dict[int, Accuracies] | None = None,
-) -> str:
-    """Examine the weights that a run keeps, and write and log what was found; return a line about personal models.
+Accuracies = dict[str, float]
+"""Model, with a suffix for the images -> its accuracy at a client."""
+
+
+def close_run(session: Session, state: ServerState) -> None:
+    """Examine the weights that a run keeps and clients' own models after its last round; write, log and show it.
 
     Images at remote sites cannot be examined: only what the server knows of its clients is written.
-
-    Args:
-        workspace: the data and the module of this process.
-        folder: the run folder.
-        state: the state after the last round.
-        logger: the run's logger.
-        personal: the accuracies of clients' own models; None if they have none.
     """
+    workspace, folder, logger = session.workspace, session.journal.folder, session.journal.logger
     details: dict[str, Any] | None = None
+    personal = evaluate_clients(session, state) if session.experiment.has_personal else None
     own = {} if personal is None else {"personal": summarise(workspace.experiment, state.round, personal)}
     if workspace.data.roster is None:
         which, model = _kept(folder)
@@ -54,9 +51,10 @@ def close_run(
     if logger is not None and (details or own):
         logger.log_metrics(_numbers(details or own), step=state.round)
     rows = client_rows(workspace.experiment, state, details, personal)
-    save_client_rows(folder, rows)
+    write_csv(folder / CLIENT_ROWS, rows)
     log_rows(logger, "final/clients", rows, state.round)  # `clients` is a number of every round
-    return personal_line(own["personal"]["models"]) if own else ""
+    if own:
+        session.journal.display.say(personal_line(own["personal"]["models"]))
 
 
 def personal_line(models: dict[str, dict[str, Any]]) -> str:
@@ -149,3 +147,57 @@ def client_rows(
         if personal is not None:
             rows[-1] |= {f"{name}_accuracy": personal.get(client, {}).get(name) for name in evaluated}
     return rows
+
+
+def evaluate_clients(session: Session, state: ServerState) -> dict[int, Accuracies]:
+    """Have every client that has a model of its own evaluate it after the last round; return what each answered."""
+    experiment = session.experiment
+    stateful = bool(experiment.private) or experiment.algorithm.has_second_model
+    everyone = range(experiment.data.num_clients)
+    asked = [client for client in everyone if client in state.clients or not stateful]
+    context = RoundContext(state.round + 1, len(everyone), len(asked), experiment.seed_everything)
+    tasks = [replace(task, personal=True) for task in make_tasks(experiment, state, state.domains, asked, context)]
+    found: dict[int, Accuracies] = {}
+    for answer in _answers(session, tasks):
+        found[answer.client] = _accuracies(answer.metrics)
+    if experiment.algorithm.by_domain:  # the model that was sent is not the global one
+        asked_too = [replace(task, weights=state.weights, buffers=state.buffers) for task in tasks]
+        for answer in _answers(session, asked_too):
+            found.setdefault(answer.client, {})[GLOBAL] = _accuracies(answer.metrics).get(GLOBAL, math.nan)
+    return {client: found[client] for client in sorted(found)}
+
+
+def _answers(session: Session, tasks: Sequence[FitTask]) -> Iterator[FitResult]:
+    answers = (answer for group in sharing(tasks) for answer in session.runner.fit(group))
+    for done, answer in enumerate(answers, start=1):
+        session.events.client_answered("personal models", done, len(tasks))
+        if isinstance(answer, FitFailure):
+            why = f"its own model was not evaluated: {answer.reason}"
+            session.events.client_noted(tasks[0].round - 1, answer.client, why)
+        else:
+            yield answer
+
+
+def _accuracies(counts: Mapping[str, float]) -> Accuracies:
+    """Return the accuracies of counts; those that no evaluation can give are left out."""
+    found: Accuracies = {}
+    for suffix in IMAGES.values():
+        seen = counts.get(SEEN + suffix, 0.0)
+        right = {name + suffix: counts.get(name + suffix, -1.0) for name in MODELS}
+        found |= {name: number / seen for name, number in right.items() if 0 <= number <= seen > 0}
+    return found
+
+
+def summarise(experiment: Experiment, round: int, found: Mapping[int, Accuracies]) -> dict[str, Any]:
+    """Return mean, worst and standard deviation of a round's models over the clients, whose accuracies are given."""
+    models: dict[str, Any] = {}
+    for name in COUNTS:
+        each = [accuracies[name] for accuracies in found.values() if not math.isnan(accuracies.get(name, math.nan))]
+        if each:
+            models[name] = {
+                "clients": len(each),
+                "mean": statistics.fmean(each),
+                "worst": min(each),
+                "std": statistics.stdev(each) if len(each) > 1 else None,
+            }
+    return {"round": round, "score": experiment.score, "models": models}

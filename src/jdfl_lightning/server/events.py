@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from jdfl_lightning.callbacks import RoundReport, RunCallback
 from jdfl_lightning.client.evaluation import Scores
 from jdfl_lightning.core.errors import InputError
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.details import Stop
 from jdfl_lightning.storage.names import Selection
-
-if TYPE_CHECKING:
-    from jdfl_lightning.server.rounds import ServerState
 
 P = ParamSpec("P")
 
@@ -49,15 +47,11 @@ class Events:
         self._own, self._select, self._say = own, select, say
         self._best: dict[str, float] = {}
         """The best round's accuracies, overall: on the test images and on those that decide."""
-        self._users = [self._guarded(callback, "__deepcopy__", copy.deepcopy, callback) for callback in callbacks]
+        self.users = [self._guarded(callback, "__deepcopy__", copy.deepcopy, callback) for callback in callbacks]
+        """Copies of the user's callbacks: they may stop the run, so that every evaluation is waited for."""
         self._last: RoundReport | None = None
         self.stop: Stop | None = None
         """Set if a callback has asked the run to stop."""
-
-    @property
-    def has_users(self) -> bool:
-        """Whether there are callbacks of the user: they may stop the run, so that every evaluation is waited for."""
-        return bool(self._users)
 
     run_started = _told(RunCallback.run_started)
     discovered = _told(RunCallback.discovered)
@@ -94,7 +88,7 @@ class Events:
         """
         for row in rows:
             self._last = RoundReport(row, self._improves(row), None)
-            for callback in self._users:
+            for callback in self.users:
                 self._call(callback, "round_evaluated", self._last)
 
     def _improves(self, row: Mapping[str, float]) -> bool:
@@ -108,7 +102,7 @@ class Events:
     def asks_to_stop(self) -> bool:
         """Return whether the last round was evaluated and a callback asks the run to stop after it."""
         if self._last is not None and self._last.evaluated:
-            for callback in self._users:
+            for callback in self.users:
                 reason = self._call(callback, "reason_to_stop")
                 if reason:
                     self.stop = Stop(self._last.round, type(callback).__name__, " ".join(str(reason)[:1000].split()))
@@ -117,7 +111,7 @@ class Events:
 
     @property
     def _all(self) -> list[RunCallback]:
-        return [self._own, *self._users]
+        return [self._own, *self.users]
 
     def _call(self, callback: RunCallback, event: str, *details: object, **named: object) -> Any:
         return self._guarded(callback, event, getattr(callback, event), *details, **named)

@@ -10,13 +10,13 @@ from pathlib import Path
 from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.callbacks import RoundReport, RunCallback
+from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment, as_dict
 from jdfl_lightning.core.errors import last_line
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.server.records import as_record
 from jdfl_lightning.server.resume import bit_versions, fixed_settings
-from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery
 from jdfl_lightning.storage.metrics import append_metrics, digest_metrics, digest_rows, is_score
@@ -120,7 +120,7 @@ class RunJournal(RunCallback):
                 clients=state.clients,
                 joined=joined,
             )
-            self._checkpoints.save(as_record(state), header, last=state.round == self.experiment.rounds)
+            self._checkpoints.save(state.as_record(), header, last=state.round == self.experiment.rounds)
             self._unsaved = None
 
     def round_evaluated(self, report: RoundReport) -> None:
@@ -128,17 +128,17 @@ class RunJournal(RunCallback):
         state, data = report.state, self.experiment.data
         assert state is not None  # rounds that are over are repeated to the user's callbacks alone
         scores = {name: value for name, value in report.metrics.items() if is_score(name)}
-        names, score = list(data.class_names), self.experiment.global_score
-        network, arguments = self.experiment.backbone, self.experiment.backbone_args
-        own = self.experiment.own_network
+        # a subclass of JointModule that changes the training alone is not needed to use what was trained
+        part = self.experiment.model
+        own = None if part is None or part.load().forward is JointModule.forward else part
         header = ModelHeader(
-            backbone=network,
+            backbone=self.experiment.backbone,
             size=data.size,
-            class_names=names,
-            score=score,
+            class_names=list(data.class_names),
+            score=self.experiment.global_score,
             round=report.round,
             scores=scores,
-            backbone_args=arguments,
+            backbone_args=self.experiment.backbone_args,
             normalize=data.normalize,
             resize=data.resize,
             model=None if own is None else as_dict(own),

@@ -1,23 +1,29 @@
-"""Phase 1: collect clients' updates, cluster them into pseudo-domains, and assign newcomers."""
+"""Before the first round: settings and data are checked, Phase 1 finds pseudo-domains, the server gets its state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jdfl_lightning.backends import Runner
+from jdfl_lightning.client.evaluation import has_statistics
+from jdfl_lightning.client.features import frozen_backbone, open_workspace, why_no_features
 from jdfl_lightning.client.fit import Workspace
-from jdfl_lightning.clustering.clusters import PseudoDomains, cluster
+from jdfl_lightning.client.trainer import check_trainer
+from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.clustering.updates import Updates, reason_unusable
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.core.errors import InputError, last_line
+from jdfl_lightning.core.errors import InputError, last_line, notify, require
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.seeding import numpy_generator
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.base import Progress
+from jdfl_lightning.models import num_features
 from jdfl_lightning.server.screening import Form, why_not
+from jdfl_lightning.server.state import ServerState, init_learned
+from jdfl_lightning.ui.display import Display
 
 Theta = tuple[Tensors, Tensors]
 """Weights and buffers."""
@@ -68,12 +74,6 @@ def collect_updates(
         ) from RuntimeError(reason)
     down = sum(task.num_bytes for task in tasks)
     return Updates(list(vectors), torch.stack(list(vectors.values())), left_out, down, bytes_up)
-
-
-def find_domains(experiment: Experiment, updates: Updates) -> PseudoDomains:
-    """Cluster updates as the settings say."""
-    options = experiment.clustering
-    return cluster(updates, experiment.num_domains, options.criterion, options.max_domains, experiment.seed_everything)
 
 
 def _probe(experiment: Experiment, client: int, theta_0: Theta, attempt: int = 0) -> FitTask:
@@ -139,3 +139,65 @@ def assign_newcomers(
             up += update.numel() * update.element_size()
         step("newcomers", done, len(newcomers))
     return domains, sum(task.num_bytes for task in tasks), up
+
+
+def prepare(experiment: Experiment, display: Display, backbone: nn.Module | None = None) -> Workspace:
+    """Load the images and check trainer, backbone, data and layers, before a run folder is made.
+
+    Args:
+        experiment: the settings.
+        display: where progress is shown.
+        backbone: the network of `initial_backbone`, if it is already built.
+    """
+    data = experiment.data
+    data.progress = display.step
+    check_trainer(experiment.trainer)
+    backbone = frozen_backbone(experiment) if backbone is None else backbone
+    num_features(backbone, data.size)  # runs the backbone, which raises if it does not fit the images
+    if data.roster is None:
+        data.deal(experiment.seed_everything)
+        for domain, classes in data.untested().items():
+            notify(
+                f"The test images of {domain} have none of {', '.join(classes)}: too few images for "
+                f"--data.test_fraction {data.test_fraction:g}. Its accuracy says nothing about them.",
+            )
+        if copies := data.duplicated():
+            notify(
+                f"{copies} of the {len(data.partition.held_out)} held-out images are training images too, pixel for "
+                "pixel, so accuracies are too high. Pass --data.drop_duplicates true to train without these.",
+            )
+    if why := why_no_features(experiment):
+        note = f"The frozen network runs for every batch, as {why}; else its features would be computed once."
+        notify(note)
+    workspace = open_workspace(experiment, backbone=backbone)
+    workspace.check_optimizer()
+    length, short = workspace.update_length(), experiment.clustering.sketch_dim
+    fits = short is None or short <= length
+    require(fits, "--clustering.sketch_dim", f"at most the {length} entries of --clustering.layers", short)
+    experiment.algorithm.check_run(experiment, workspace.start(num_domains=1)[1])
+    if experiment.statistics == "estimated":
+        module = workspace.module(*workspace.initial(num_domains=1))
+        require(has_statistics(module), "--statistics", "saved without BatchNorm layers", "estimated")
+    return workspace
+
+
+def require_discovery(experiment: Experiment) -> None:
+    """Refuse Phase 1 with an algorithm under which the server may not see a client's update."""
+    allowed, name = experiment.algorithm.allows_discovery, type(experiment.algorithm).__name__
+    require(allowed, "--algorithm", "another one, as discovery looks at every client's update,", name)
+
+
+def initial_state(workspace: Workspace, domains: PseudoDomains | None) -> tuple[ServerState, Tensors]:
+    """Return the server's state before round 1, and what clients never send, as it is then.
+
+    The state is theta_0 with a head of M x C outputs, and empty records.
+    """
+    experiment, algorithm = workspace.experiment, workspace.experiment.algorithm
+    in_head = domains if experiment.supervision.needs_discovery else None
+    whole, others = workspace.initial(1 if in_head is None else in_head.num_domains)
+    weights, buffers = workspace.sent(whole), workspace.sent(others)
+    record = algorithm.init_server(weights)
+    if domains is not None:
+        record |= algorithm.init_models(weights, buffers, domains.num_domains)
+    state = ServerState(0, weights, buffers, record, init_learned(experiment, whole, in_head), domains=domains)
+    return state, {name: tensor for name, tensor in {**whole, **others}.items() if name in workspace.private}

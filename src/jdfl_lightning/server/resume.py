@@ -15,8 +15,7 @@ from jdfl_lightning.config import Experiment, as_dict, free_settings, run_of
 from jdfl_lightning.core.errors import InputError, StorageError, notify, plain, require
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
 from jdfl_lightning.data.base import NOT_IN_PHASE_1, option_defaults
-from jdfl_lightning.server.records import read_taken
-from jdfl_lightning.server.rounds import ServerState
+from jdfl_lightning.server.state import ServerState, read_taken
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery, load_discovery
 from jdfl_lightning.storage.folder import require_own_files
@@ -112,13 +111,6 @@ def reuse_discovery(experiment: Experiment, data: str) -> Updates | None:
     return found[0]
 
 
-def _check_kind(folder: Path, diagnosis: bool) -> None:
-    """Refuse to train in the folder of a sweep, and to sweep in the folder of a run."""
-    if (folder / DIAGNOSIS).is_file() != diagnosis:
-        kinds = ("a run", "a diagnosis")
-        raise InputError(f"Expected the folder of {kinds[diagnosis]} but {folder} is that of {kinds[not diagnosis]}.")
-
-
 def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
     """Return the folder of the run to resume, after checking its settings; None for a new run.
 
@@ -134,7 +126,11 @@ def find_run(experiment: Experiment, diagnosis: bool = False) -> Path | None:
         folder = Path(experiment.run_dir) if experiment.run_dir is not None else run_of(experiment.resume)
         if not (folder / CONFIG).is_file():
             return None
-        _check_kind(folder, diagnosis)
+        if (folder / DIAGNOSIS).is_file() != diagnosis:
+            kinds = ("a run", "a diagnosis")
+            raise InputError(
+                f"Expected the folder of {kinds[diagnosis]} but {folder} is that of {kinds[not diagnosis]}."
+            )
         check_same(experiment, folder)
         return folder
     wanted = fixed_settings(as_dict(experiment))

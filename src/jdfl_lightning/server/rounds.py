@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.evaluation import Evaluation, Scores, further_parts
 from jdfl_lightning.clustering.clusters import PseudoDomains
@@ -16,32 +15,12 @@ from jdfl_lightning.core.errors import InputError, last_line
 from jdfl_lightning.core.messages import UNKNOWN, FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
 from jdfl_lightning.server.events import Events
-from jdfl_lightning.server.learning import learned_form, learned_metrics, update_learned
 from jdfl_lightning.server.phase1 import Theta, assign_newcomers
-from jdfl_lightning.server.screening import Form, Refuse, screened, without_outliers
-from jdfl_lightning.server.tasks import make_tasks, sharing
+from jdfl_lightning.server.screening import Form, screened, without_outliers
+from jdfl_lightning.server.state import ServerState, learned_form, make_tasks, sharing, update_learned
 
 _ATTEMPTS = 3
 """Number of attempts at a round before the run ends."""
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """The server's state after a round."""
-
-    round: int
-    weights: Tensors
-    buffers: Tensors
-    record: Record
-    """The algorithm's."""
-    learned: Record = field(default_factory=dict)
-    """The supervision's and the regularizers'."""
-    clients: dict[int, int] = field(default_factory=dict)
-    """The round of the newest state of each client that keeps one."""
-    domains: PseudoDomains | None = None
-    """The pseudo-domains, with the newcomers so far; None for the baseline."""
-    taken: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """For each client that has taken part, in how many rounds and its last loss; empty in a private run."""
 
 
 class _Tally:
@@ -100,147 +79,148 @@ class _Tally:
             raise
 
 
-def run_rounds(
-    experiment: Experiment,
-    runner: Runner,
-    state: ServerState,
-    events: Events,
-    theta_0: Theta = ({}, {}),
-    frozen: Collection[str] = (),
-    private: Tensors | None = None,
-) -> ServerState:
-    """Run the remaining rounds from a state, or until a callback asks to stop; return the state after the last.
+@dataclass
+class Rounds:
+    """The rounds of a run."""
 
-    Args:
-        experiment: the run's settings.
-        runner: an open backend.
-        state: the state to start from.
-        events: told of everything that happens.
-        theta_0: the shared initialisation, from which newcomers compute their Phase 1 update.
-        frozen: names of the parameters that are not trained, which no client may change.
-        private: tensors that clients keep, as they are in the shared initialisation.
-    """
-    for number in range(state.round + 1, experiment.rounds + 1):
-        if events.asks_to_stop():
-            break
-        state, metrics = _run_round(experiment, runner, state, number, theta_0, frozen, private or {}, events)
-        events.round_aggregated(state, metrics)
-        evaluate_round(experiment, runner, state, metrics, events, private=private)
-    runner.finish()
-    return state
+    experiment: Experiment
+    runner: Runner
+    """An open backend."""
+    events: Events
+    """Told of everything that happens; callbacks of the user may stop the run, so that evaluations are waited for."""
+    theta_0: Theta = ({}, {})
+    """The shared initialisation, from which newcomers compute their Phase 1 update."""
+    frozen: Collection[str] = ()
+    """Names of the parameters that are not trained, which no client may change."""
+    private: Tensors = field(default_factory=dict)
+    """Tensors that clients keep, as they are in the shared initialisation."""
 
+    def run(self, state: ServerState) -> ServerState:
+        """Run the remaining rounds from a state, or until a callback asks to stop; return the state after the last."""
+        for number in range(state.round + 1, self.experiment.rounds + 1):
+            if self.events.asks_to_stop():
+                break
+            state, metrics = self._run_round(state, number)
+            self.events.round_aggregated(state, metrics)
+            self.evaluate(state, metrics)
+        self.runner.finish()
+        return state
 
-def _run_round(
-    experiment: Experiment,
-    runner: Runner,
-    state: ServerState,
-    number: int,
-    theta_0: Theta,
-    frozen: Collection[str],
-    private: Tensors,
-    events: Events,
-) -> tuple[ServerState, dict[str, float]]:
-    """Sample, fit, screen, aggregate; a round with too few answers is repeated with newly sampled clients."""
-    algorithm, start = experiment.algorithm, time.perf_counter()
-    num_clients, asked = len(experiment.data.client_sizes), experiment.clients_per_round
-    domains, probes_down, probes_up = state.domains, 0, 0
-    for attempt in range(_ATTEMPTS):
-        context = RoundContext(number, num_clients, asked, experiment.seed_everything, attempt)
-        clients = algorithm.sample(state.record, context)
-        tally = _Tally(number, len(clients), events)
-        if domains is not None and experiment.needs_own_domain:
-            draw = 1 + number * _ATTEMPTS + attempt
-            domains, down, up = assign_newcomers(
-                experiment, runner, theta_0, domains, clients, draw, tally.step, events.client_unassigned
-            )
-            probes_down, probes_up = probes_down + down, probes_up + up
-        if domains is not None:
-            context = replace(context, domains={client: domains.of(client) for client in clients})
-        tasks = make_tasks(experiment, state, domains, clients, context)
-        in_head = domains if experiment.supervision.needs_discovery else None
-        results = tally.watch(_answers(experiment, runner, tasks, frozen, private, tally), in_head)
-        aggregated = _aggregate(algorithm, state, results, context, tally)
-        if aggregated is not None and (algorithm.may_be_empty or tally.clients >= experiment.min_clients):
-            break
-    else:
-        client, reason = next(iter(tally.refused.items()))
-        raise InputError(
-            f"Expected at least {experiment.min_clients} of {len(tasks)} clients to answer in round {number} but "
-            f"{_ATTEMPTS} attempts were void. Client {client}: {last_line(reason)}"
-        ) from RuntimeError(reason)
-    runner.finish()  # at most one round is still being evaluated
-    weights, record = aggregated
-    learned = update_learned(experiment, state.learned, tally.learned)
-    metrics = {
-        "train/loss": float("nan"),
-        **{name: total / examples for name, (total, examples) in tally.metrics.items()},
-        **algorithm.metrics(record, context),
-        **learned_metrics(experiment, learned),
-        "clients": tally.clients,
-        "refused": len(tally.refused),
-        **({} if domains is None else {"joined": float(len(domains.newcomers))}),
-        "bytes/down": probes_down + len(tasks) * tasks[0].num_bytes,  # all clients are sent the same tensors
-        "bytes/up": probes_up + tally.clients * tally.size,
-        "time/fit": time.perf_counter() - start,
-    }
-    kept = {client: round for client, round in state.clients.items() if client not in tally.keeps}
-    kept |= {client: number for client, keeps in tally.keeps.items() if keeps}
-    buffers = tally.buffers.mean() if tally.clients else state.buffers
-    losses = tally.losses if algorithm.keeps_best else {}  # in a private run nobody may know who took part
-    taken = state.taken | {client: (state.taken.get(client, (0,))[0] + 1, loss) for client, loss in losses.items()}
-    return ServerState(number, weights, buffers, record, learned, kept, domains, taken), metrics
+    def _run_round(self, state: ServerState, number: int) -> tuple[ServerState, dict[str, float]]:
+        """Sample, fit, screen, aggregate; a round with too few answers is repeated with newly sampled clients."""
+        experiment, algorithm, start = self.experiment, self.experiment.algorithm, time.perf_counter()
+        num_clients, asked = len(experiment.data.client_sizes), experiment.clients_per_round
+        domains, probes_down, probes_up = state.domains, 0, 0
+        for attempt in range(_ATTEMPTS):
+            context = RoundContext(number, num_clients, asked, experiment.seed_everything, attempt)
+            clients = algorithm.sample(state.record, context)
+            tally = _Tally(number, len(clients), self.events)
+            if domains is not None and experiment.needs_own_domain:
+                draw, unassigned = 1 + number * _ATTEMPTS + attempt, self.events.client_unassigned
+                domains, down, up = assign_newcomers(
+                    experiment, self.runner, self.theta_0, domains, clients, draw, tally.step, unassigned
+                )
+                probes_down, probes_up = probes_down + down, probes_up + up
+            if domains is not None:
+                context = replace(context, domains={client: domains.of(client) for client in clients})
+            tasks = make_tasks(experiment, state, domains, clients, context)
+            in_head = domains if experiment.supervision.needs_discovery else None
+            aggregated = self._aggregate(state, tally.watch(self._answers(tasks, tally), in_head), context, tally)
+            if aggregated is not None and (algorithm.may_be_empty or tally.clients >= experiment.min_clients):
+                break
+        else:
+            client, reason = next(iter(tally.refused.items()))
+            raise InputError(
+                f"Expected at least {experiment.min_clients} of {len(tasks)} clients to answer in round {number} but "
+                f"{_ATTEMPTS} attempts were void. Client {client}: {last_line(reason)}"
+            ) from RuntimeError(reason)
+        self.runner.finish()  # at most one round is still being evaluated
+        weights, record = aggregated
+        learned = update_learned(experiment, state.learned, tally.learned)
+        metrics = {
+            "train/loss": float("nan"),
+            **{name: total / examples for name, (total, examples) in tally.metrics.items()},
+            **algorithm.metrics(record, context),
+            **dict(pair for n, part in experiment.learned.items() for pair in part.metrics(learned.get(n, {})).items()),
+            "clients": tally.clients,
+            "refused": len(tally.refused),
+            **({} if domains is None else {"joined": float(len(domains.newcomers))}),
+            "bytes/down": probes_down + len(tasks) * tasks[0].num_bytes,  # all clients are sent the same tensors
+            "bytes/up": probes_up + tally.clients * tally.size,
+            "time/fit": time.perf_counter() - start,
+        }
+        kept = {client: round for client, round in state.clients.items() if client not in tally.keeps}
+        kept |= {client: number for client, keeps in tally.keeps.items() if keeps}
+        buffers = tally.buffers.mean() if tally.clients else state.buffers
+        losses = tally.losses if algorithm.keeps_best else {}  # in a private run nobody may know who took part
+        taken = state.taken | {client: (state.taken.get(client, (0,))[0] + 1, loss) for client, loss in losses.items()}
+        return ServerState(number, weights, buffers, record, learned, kept, domains, taken), metrics
 
+    def _answers(self, tasks: Sequence[FitTask], tally: _Tally) -> Iterator[FitResult]:
+        """Have clients do their tasks; yield the answers that can be used."""
+        experiment, algorithm = self.experiment, self.experiment.algorithm
+        num_classes, multiple = len(experiment.data.class_names), experiment.max_update_norm
+        for group in sharing(tasks):
+            task, answers = group[0], tally.count(self.runner.fit(group))
+            form = Form.of(algorithm, task, num_classes, experiment.trainer.dtype, self.frozen, self.private)
+            form = replace(form, learned=learned_form(experiment, task.learned), parts=experiment.learned)
+            results = screened(answers, form, algorithm, tally.refuse, trusted=experiment.backend.states_here)
+            if multiple is not None:
+                results = without_outliers(results, task.weights, multiple, tally.refuse)
+            yield from results
 
-def _answers(
-    experiment: Experiment,
-    runner: Runner,
-    tasks: Sequence[FitTask],
-    frozen: Collection[str],
-    private: Tensors,
-    tally: _Tally,
-) -> Iterator[FitResult]:
-    """Have clients do their tasks; yield the answers that can be used."""
-    for group in sharing(tasks):
-        answers = tally.count(runner.fit(group))
-        yield from _screen(experiment, answers, group[0], frozen, private, tally.refuse)
+    def _aggregate(
+        self, state: ServerState, results: Iterator[FitResult], context: RoundContext, tally: _Tally
+    ) -> tuple[Tensors, Record] | None:
+        """Return the server's new weights and record; None if there is no answer and the algorithm needs one."""
+        algorithm = self.experiment.algorithm
+        try:
+            first = next(results, None)
+            if first is None and not algorithm.may_be_empty:
+                _stop_if_all_fail_alike(context.number, tally.refused)
+                return None
+            answered = results if first is None else chain([first], results)
+            return algorithm.aggregate(state.weights, state.record, answered, context)
+        except Exception as error:  # all answers have the declared form: the fault is in the algorithm
+            if isinstance(error, InputError) or error is tally.failure:
+                raise
+            self.events.show(error)
+            what = f"{type(error).__name__}: {error}"
+            raise InputError(
+                f"{type(algorithm).__name__} could not aggregate round {context.number}: {what}"
+            ) from error
 
+    def evaluate(self, state: ServerState, metrics: dict[str, float], again: bool | None = None) -> None:
+        """Evaluate a round's model, and further models that the algorithm names, if an evaluation is due.
 
-def _screen(
-    experiment: Experiment,
-    answers: Iterator[FitResult | FitFailure],
-    task: FitTask,
-    frozen: Collection[str],
-    private: Tensors,
-    refuse: Refuse,
-) -> Iterator[FitResult]:
-    """Yield the answers that can be used."""
-    algorithm, num_classes = experiment.algorithm, len(experiment.data.class_names)
-    form = Form.of(algorithm, task, num_classes, experiment.trainer.dtype, frozen, private)
-    form = replace(form, learned=learned_form(experiment, task.learned), parts=experiment.learned)
-    results = screened(answers, form, algorithm, refuse, trusted=experiment.backend.states_here)
-    if experiment.max_update_norm is not None:
-        results = without_outliers(results, task.weights, experiment.max_update_norm, refuse)
-    return results
+        Args:
+            state: the state after the round.
+            metrics: the round's metrics.
+            again: for a round of a resumed run, whether it was evaluated then: this decides, as `evaluate_every` may
+                have changed. None for a new round.
+        """
+        experiment, events = self.experiment, self.events
+        turn = state.round % experiment.evaluate_every == 0 if again is None else again
+        if not turn and state.round != experiment.rounds:
+            further = {part: Scores.unknown(domains) for part, domains in further_parts(experiment.data).items()}
+            scores = replace(Scores.unknown(experiment.data.domain_names), further=further)
+            events.round_evaluated(state, scores, metrics | {"time/evaluate": 0.0})
+            return
+        others = experiment.algorithm.other_models(state.weights, state.record)
 
+        def tell(outcome: Evaluation) -> None:
+            beside = {f"test/acc_of_{name}": outcome.scores[name].overall for name in others}
+            events.round_evaluated(state, outcome.scores[""], beside | metrics | {"time/evaluate": outcome.seconds})
 
-def _aggregate(
-    algorithm: Algorithm, state: ServerState, results: Iterator[FitResult], context: RoundContext, tally: _Tally
-) -> tuple[Tensors, Record] | None:
-    """Return the server's new weights and record; None if there is no answer and the algorithm needs one."""
-    try:
-        first = next(results, None)
-        if first is None and not algorithm.may_be_empty:
-            _stop_if_all_fail_alike(context.number, tally.refused)
-            return None
-        answered = results if first is None else chain([first], results)
-        return algorithm.aggregate(state.weights, state.record, answered, context)
-    except Exception as error:  # all answers have the declared form: the fault is in the algorithm
-        if isinstance(error, InputError) or error is tally.failure:
-            raise
-        tally.events.show(error)
-        raise InputError(
-            f"{type(algorithm).__name__} could not aggregate round {context.number}: {type(error).__name__}: {error}"
-        ) from error
+        models = {"": state.weights, **others}
+        # of what is private, only a head is sent, as nothing else shows its size; whoever evaluates has the others
+        if head := {name: tensor for name, tensor in self.private.items() if name.startswith("head.")}:
+            like = next(iter(state.weights.values()), next(iter(head.values())))
+            head = {name: tensor.to(like.dtype) for name, tensor in head.items()}
+            models = {name: weights | head for name, weights in models.items()}
+        self.runner.evaluate(models, state.buffers, tell)
+        if events.users:
+            self.runner.finish()
 
 
 def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:
@@ -251,48 +231,3 @@ def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:
         raise InputError(
             f"Expected clients to train in round {number} but all {len(refused)} failed alike: {reasons.pop()}"
         ) from RuntimeError(next(iter(refused.values())))
-
-
-def evaluate_round(
-    experiment: Experiment,
-    runner: Runner,
-    state: ServerState,
-    metrics: dict[str, float],
-    events: Events,
-    again: bool | None = None,
-    private: Tensors | None = None,
-) -> None:
-    """Evaluate a round's model, and further models that the algorithm names, if an evaluation is due.
-
-    Args:
-        experiment: the run's settings.
-        runner: an open backend.
-        state: the state after the round.
-        metrics: the round's metrics.
-        events: told of the scores; callbacks of the user may stop the run, so that the evaluation is waited for.
-        again: for a round of a resumed run, whether it was evaluated then: this decides, as `evaluate_every` may have
-            changed. None for a new round.
-        private: tensors that clients keep, as they are in the shared initialisation: a head is sent with the model, as
-            nothing else shows its size; whoever evaluates has the others.
-    """
-    turn = state.round % experiment.evaluate_every == 0 if again is None else again
-    if not turn and state.round != experiment.rounds:
-        data = experiment.data
-        further = {part: Scores.unknown(domains) for part, domains in further_parts(data).items()}
-        scores = replace(Scores.unknown(data.domain_names), further=further)
-        events.round_evaluated(state, scores, metrics | {"time/evaluate": 0.0})
-        return
-    others = experiment.algorithm.other_models(state.weights, state.record)
-
-    def tell(outcome: Evaluation) -> None:
-        beside = {f"test/acc_of_{name}": outcome.scores[name].overall for name in others}
-        events.round_evaluated(state, outcome.scores[""], beside | metrics | {"time/evaluate": outcome.seconds})
-
-    models = {"": state.weights, **others}
-    if head := {name: tensor for name, tensor in (private or {}).items() if name.startswith("head.")}:
-        like = next(iter(state.weights.values()), next(iter(head.values())))
-        head = {name: tensor.to(like.dtype) for name, tensor in head.items()}
-        models = {name: weights | head for name, weights in models.items()}
-    runner.evaluate(models, state.buffers, tell)
-    if events.has_users:
-        runner.finish()

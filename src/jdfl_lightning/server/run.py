@@ -5,22 +5,26 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from jdfl_lightning.clustering.clusters import PseudoDomains
+from jdfl_lightning.clustering.clusters import PseudoDomains, cluster
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import require
+from jdfl_lightning.core.system import after_current_client
 from jdfl_lightning.report.discovery import draw_discovery
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
-from jdfl_lightning.server.phase1 import collect_updates, find_domains
-from jdfl_lightning.server.preparation import initial_private, initial_state, prepare, require_discovery
-from jdfl_lightning.server.rounds import run_rounds
+from jdfl_lightning.server.phase1 import (
+    collect_updates,
+    initial_state,
+    prepare,
+    require_discovery,
+)
+from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.session import Session, open_run, open_session
 from jdfl_lightning.storage.checkpoint import CLIENTS, ClientStates
 from jdfl_lightning.storage.discoveries import load_discovery, read_discovery, save_discovery
 from jdfl_lightning.storage.folder import SavedRun, read_run, save_figure
 from jdfl_lightning.storage.names import ALONE, DISCOVERY_FIGURE
 from jdfl_lightning.ui.display import Display
-from jdfl_lightning.ui.interrupts import after_current_client
 from jdfl_lightning.ui.loggers import log_picture
 
 
@@ -39,13 +43,12 @@ def fit(experiment: Experiment, display: Display | None = None) -> SavedRun:
         domains = _find_domains(session) if experiment.needs_discovery else None
         session.events.discovered(domains)
         # Phase 2: from theta_0 again, with a head of M x C outputs, and the supervision's targets
-        workspace, begun = session.workspace, initial_state(session.workspace, domains)
+        workspace, (begun, private) = session.workspace, initial_state(session.workspace, domains)
         # Phase 3: rounds; each samples clients, has them fit, screens their answers, aggregates and evaluates
-        theta_0, frozen, private = workspace.start(1), workspace.frozen, initial_private(workspace, domains)
-        state = session.resumed(begun, private)
-        state = run_rounds(experiment, session.runner, state, session.events, theta_0, frozen, private)
-        session.finish(state)
-    return read_run(session.folder)
+        theta_0, frozen = workspace.start(1), workspace.frozen
+        rounds = Rounds(experiment, session.runner, session.events, theta_0, frozen, private)
+        session.finish(rounds.run(session.resumed(begun, rounds)))
+    return read_run(session.journal.folder)
 
 
 def discover(experiment: Experiment, display: Display | None = None) -> Path:
@@ -88,7 +91,8 @@ def _find_domains(session: Session) -> PseudoDomains:
             events.clients_asked("discovery", experiment.discovery_clients)
             answered, unassigned = events.client_answered, events.client_unassigned
             updates = collect_updates(experiment, session.runner, session.workspace, answered, unassigned)
-        found = find_domains(experiment, updates)
+        options, seed = experiment.clustering, experiment.seed_everything
+        found = cluster(updates, experiment.num_domains, options.criterion, options.max_domains, seed)
         save_discovery(folder, updates, found, true_domains, data)
     else:
         _, found = known

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-from lightning.pytorch.loggers import Logger
 
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment, as_dict, save_config
 from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
-from jdfl_lightning.core.files import remove_asides
+from jdfl_lightning.core.files import remove_asides, write_whole
 from jdfl_lightning.core.messages import SUPERVISION, UNKNOWN
-from jdfl_lightning.core.tensors import Record, Tensors, misfit
+from jdfl_lightning.core.system import after_current_client
+from jdfl_lightning.core.tensors import Record, misfit
 from jdfl_lightning.data.base import option_defaults
 from jdfl_lightning.data.summary import data_table
 from jdfl_lightning.report.details import draw_targets
@@ -26,21 +26,19 @@ from jdfl_lightning.report.run import draw_curves
 from jdfl_lightning.server.closing import close_run
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.journal import RunJournal
-from jdfl_lightning.server.personal import evaluate_clients
-from jdfl_lightning.server.preparation import prepare
+from jdfl_lightning.server.phase1 import prepare
 from jdfl_lightning.server.resume import Reached, drop_later_rounds, find_run, read_reached, reuse_discovery
-from jdfl_lightning.server.rounds import ServerState, evaluate_round
+from jdfl_lightning.server.rounds import Rounds
+from jdfl_lightning.server.state import ServerState
 from jdfl_lightning.storage.checkpoint import CLIENTS, Checkpoints, ClientStates, read_learned
-from jdfl_lightning.storage.details import save_data, save_stop
 from jdfl_lightning.storage.discoveries import save_joined
 from jdfl_lightning.storage.folder import lock_run, make_run_folder, read_run, require_own_files, save_figure
 from jdfl_lightning.storage.metrics import last_round, read_numbers
-from jdfl_lightning.storage.names import CURVES, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE, FigureFormat
+from jdfl_lightning.storage.names import CURVES, DATA, DIAGNOSIS, DISCOVERY, METRICS, STOPPED, TARGETS_FIGURE
 from jdfl_lightning.storage.trust import CONFIG, own_settings
 from jdfl_lightning.storage.weights import save_network
 from jdfl_lightning.ui.display import Display
-from jdfl_lightning.ui.interrupts import after_current_client
-from jdfl_lightning.ui.loggers import log_picture, logger_address, open_logger
+from jdfl_lightning.ui.loggers import WandbRounds, log_picture, open_logger
 
 
 @dataclass(frozen=True)
@@ -58,27 +56,21 @@ class Session:
     reached: Reached | None = None
     """The checkpoint, if the run is resumed."""
 
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.journal.folder
-
-    def resumed(self, start: ServerState, private: Tensors) -> ServerState:
+    def resumed(self, start: ServerState, rounds: Rounds) -> ServerState:
         """Return the state to start from: the checkpoint's, whose round is evaluated if it was not, or the start.
 
         Callbacks are told of all rounds that are over.
 
         Args:
             start: the state before the first round.
-            private: tensors that clients keep, as they are in the shared initialisation.
+            rounds: those that follow.
         """
         if self.reached is None:
             return start
         state = _reached_state(self.reached, start, self.experiment.data.num_clients)
-        self.events.repeat(read_numbers(self.folder))
-        if last_round(self.folder) < state.round:
-            metrics, evaluated = self.reached.header.metrics, self.reached.evaluated
-            evaluate_round(self.experiment, self.runner, state, metrics, self.events, evaluated, private)
+        self.events.repeat(read_numbers(self.journal.folder))
+        if last_round(self.journal.folder) < state.round:
+            rounds.evaluate(state, self.reached.header.metrics, self.reached.evaluated)
         return state
 
     def finish(self, state: ServerState) -> None:
@@ -86,13 +78,8 @@ class Session:
         if self.events.stop is not None:
             self.journal.stop(state)
         if state.domains is not None and state.domains.joined:
-            save_joined(self.folder, state.domains, self.experiment.data.true_domains)
-        personal = None
-        if self.experiment.has_personal:
-            personal = evaluate_clients(self.experiment, self.runner, state, self.events)
-        summary = close_run(self.workspace, self.folder, state, self.journal.logger, personal)
-        if summary:
-            self.journal.display.say(summary)
+            save_joined(self.journal.folder, state.domains, self.experiment.data.true_domains)
+        close_run(self, state)
 
 
 @contextmanager
@@ -117,8 +104,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             logger = open_logger(experiment.logger, folder, experiment.name, logged)
             where = f", resumed after round {reached.state.round}" if reached else ""
             display.say(f"run folder: {folder}{where}")
-            if address := logger_address(logger):
-                display.say(f"Weights & Biases: {address}")
+            if isinstance(logger, WandbRounds) and logger.address:
+                display.say(f"Weights & Biases: {logger.address}")
             _describe(experiment, folder, display)
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
@@ -137,14 +124,20 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                 except (KeyboardInterrupt, InputError) as error:
                     if not isinstance(error, StorageError):
                         journal.save()
-                    _tell_end(events, error)
+                    with suppress(InputError):  # an error of a callback, which is shown, does not hide this one
+                        events.run_ended(" ".join(str(error).split()) or type(error).__name__)
                     if isinstance(error, KeyboardInterrupt):
                         raise Interrupted(f"jdfl-lightning fit --resume {folder}") from None
                     raise
             if experiment.figures:
-                _draw(folder, logger, experiment.figure_formats)
+                drawings = {TARGETS_FIGURE: draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)}
+                for name, drawing in (drawings | {CURVES: draw_curves(read_run(folder))}).items():
+                    if drawing is not None:
+                        save_figure(drawing, folder / name, experiment.figure_formats)
+                        log_picture(logger, Path(name).stem, folder / name)
             if events.stop is not None:
-                save_stop(folder, events.stop)  # last: whoever finds it knows that the run is finished
+                # last: whoever finds it knows that the run is finished
+                write_whole(folder / STOPPED, json.dumps(asdict(events.stop)).encode())
                 display.say(f"stopped after round {events.stop.round} of {experiment.rounds}: {events.stop}")
             status = "success"
             events.run_ended(None if events.stop is None else str(events.stop))
@@ -153,29 +146,14 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                 logger.finalize(status)
 
 
-def _draw(folder: Path, logger: Logger | None, formats: Sequence[FigureFormat]) -> None:
-    """Draw and log what a finished run shows: how learned targets changed, and the curves."""
-    if (targets := draw_targets(read_learned(folder, SUPERVISION), read_run(folder).rows)) is not None:
-        save_figure(targets, folder / TARGETS_FIGURE, formats)
-        log_picture(logger, "targets", folder / TARGETS_FIGURE)
-    save_figure(draw_curves(read_run(folder)), folder / CURVES, formats)
-    log_picture(logger, "curves", folder / CURVES)
-
-
 def _describe(experiment: Experiment, folder: Path, display: Display) -> None:
     """Write and show what the run's images are and which protocol it follows."""
     about, data = experiment.data.describe(), experiment.data
     protocol = Protocol.of({name: getattr(data, name) for name in option_defaults()}, experiment.selection)
     about["protocol"] |= {"name": protocol.name, "select": protocol.select}
-    save_data(folder, about)
+    write_whole(folder / DATA, json.dumps(about, indent=1).encode())
     display.table(data_table(about))
     display.say(f"protocol: {protocol.name}; accuracy is reported {protocol.picked}")
-
-
-def _tell_end(events: Events, error: BaseException) -> None:
-    """Tell callbacks that a run ends by an error; an error of theirs, which is shown, does not hide it."""
-    with suppress(InputError):
-        events.run_ended(" ".join(str(error).split()) or type(error).__name__)
 
 
 @contextmanager

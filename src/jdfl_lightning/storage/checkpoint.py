@@ -12,10 +12,10 @@ from pathlib import Path
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.files import in_threads, is_aside, remove_asides, sync
 from jdfl_lightning.core.tensors import Record, Tensors
-from jdfl_lightning.storage.headers import CheckpointHeader as CheckpointHeader
-from jdfl_lightning.storage.headers import as_table, parse_header
-from jdfl_lightning.storage.headers import read_header as read_header
+from jdfl_lightning.storage.records import CheckpointHeader as CheckpointHeader
+from jdfl_lightning.storage.records import as_table, parse_header
 from jdfl_lightning.storage.records import load_record as load_record
+from jdfl_lightning.storage.records import read_header as read_header
 from jdfl_lightning.storage.records import save_record as save_record
 
 CHECKPOINTS, CLIENTS = "checkpoints", "clients"

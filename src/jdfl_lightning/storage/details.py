@@ -13,15 +13,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from jdfl_lightning.core.errors import InputError, StorageError, plain
+from jdfl_lightning.core.errors import InputError, plain, reading
 from jdfl_lightning.core.files import checked, read_json, read_text, write_csv, write_whole
 from jdfl_lightning.storage.metrics import last_round
-from jdfl_lightning.storage.names import CLIENT_ROWS, CONFUSION, DATA, DIAGNOSIS, EVALUATION, STOPPED, Count, Text
-
-
-def save_data(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write what a run's images are: ``data.json``."""
-    write_whole(folder / DATA, json.dumps(about, indent=1).encode())
+from jdfl_lightning.storage.names import CONFUSION, DIAGNOSIS, EVALUATION, STOPPED, Count, Text
 
 
 def save_details(folder: Path, details: Mapping[str, Any], class_names: Sequence[str]) -> None:
@@ -37,33 +32,19 @@ def save_details(folder: Path, details: Mapping[str, Any], class_names: Sequence
         if isinstance(value, dict) and "confusion" in value:
             rows = [dict(zip(class_names, counts, strict=True)) for counts in value["confusion"]]
             labelled = [{"true \\ predicted": label} | row for label, row in zip(class_names, rows, strict=True)]
-            write_csv(folder / confusion_file(name), labelled)
+            write_csv(folder / (CONFUSION if name == "test" else CONFUSION.replace(".", f"-{name}.")), labelled)
             value = {key: inner for key, inner in value.items() if key != "confusion"}
         rest[name] = value
     write_whole(folder / EVALUATION, json.dumps(rest, indent=1).encode())
-
-
-def confusion_file(part: str) -> str:
-    """Return the name of the file with a part's confusion matrix."""
-    return CONFUSION if part == "test" else CONFUSION.replace(".", f"-{part}.")
 
 
 def read_details(folder: Path) -> dict[str, Any] | None:
     """Read ``evaluation.json``; None if the run has none."""
     if not (folder / EVALUATION).exists():
         return None
-    try:
+    with reading("the details of a run", folder / EVALUATION):
         found: dict[str, Any] = read_json(folder / EVALUATION)
-        return found
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"Expected the details of a run but {folder / EVALUATION} cannot be read: {error}."
-        ) from error
-
-
-def save_client_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``clients.csv``: a row for each client."""
-    write_csv(folder / CLIENT_ROWS, rows)
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,19 +60,12 @@ class Stop:
         return plain(f"{self.callback}: {self.reason}")
 
 
-def save_stop(folder: Path, stop: Stop) -> None:
-    """Mark a run as finished after a round; called when all else is written."""
-    write_whole(folder / STOPPED, json.dumps(asdict(stop)).encode())
-
-
 def read_stop(folder: Path) -> Stop | None:
     """Read how a run was stopped; None if it was not, or if it has gone on since."""
     if not (folder / STOPPED).exists():
         return None
-    try:
+    with reading("why the run stopped", folder / STOPPED):
         stop = checked(Stop, read_json(folder / STOPPED))
-    except (OSError, ValueError) as error:
-        raise StorageError(f"Expected why the run stopped but {folder / STOPPED} cannot be read: {error}.") from error
     return stop if stop.round == last_round(folder) else None
 
 
@@ -131,11 +105,8 @@ def write_findings(folder: Path, findings: Sequence[Finding]) -> None:
 
 def read_findings(folder: Path) -> list[Finding]:
     """Read ``diagnosis.csv``."""
-    try:
+    missing = InputError(f"Expected the folder of a diagnosis but {folder} has no {DIAGNOSIS}.")
+    with reading("a table", folder / DIAGNOSIS, missing):
         rows = csv.DictReader(io.StringIO(read_text(folder / DIAGNOSIS), newline=""))
         given = [{name: text or None for name, text in row.items()} for row in rows]
         return checked(list[Finding], given, strict=False)
-    except FileNotFoundError as error:
-        raise InputError(f"Expected the folder of a diagnosis but {folder} has no {DIAGNOSIS}.") from error
-    except (OSError, ValueError, csv.Error) as error:
-        raise StorageError(f"Expected a table but {folder / DIAGNOSIS} cannot be read: {error}.") from error

@@ -15,7 +15,7 @@ from pydantic import FiniteFloat, StringConstraints
 
 from jdfl_lightning.clustering.clusters import PseudoDomains, project
 from jdfl_lightning.clustering.updates import Updates
-from jdfl_lightning.core.errors import InputError, StorageError, last_line, plain
+from jdfl_lightning.core.errors import InputError, last_line, plain, reading
 from jdfl_lightning.core.files import checked, read_json, write_whole
 from jdfl_lightning.storage.names import DISCOVERY, VECTORS, Count, Text
 from jdfl_lightning.storage.records import load_record, save_record, stored_digest
@@ -112,16 +112,13 @@ def read_discovery(folder: Path) -> dict[str, Any]:
 
 def read_as(folder: Path, kind: type[Summary]) -> dict[str, Any]:
     """Read ``discovery.json`` and check the fields of `kind`."""
-    try:
+    missing = InputError(f"Expected a folder with pseudo-domains but {folder} has no {DISCOVERY}.")
+    with reading("pseudo-domains", folder / DISCOVERY, missing):
         record: dict[str, Any] = read_json(folder / DISCOVERY)
         if isinstance(checked(kind, record), _Found):
             _check_agreement(record)
             record["note"] = plain(record["note"])
-        return record
-    except FileNotFoundError as error:
-        raise InputError(f"Expected a folder with pseudo-domains but {folder} has no {DISCOVERY}.") from error
-    except (OSError, ValueError) as error:
-        raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
+    return record
 
 
 def _check_agreement(record: dict[str, Any]) -> None:
@@ -149,34 +146,18 @@ def load_discovery(folder: Path, data: str, num_clients: int) -> tuple[Updates, 
     """
     if not (folder / DISCOVERY).exists():
         return None
-    found = read_discovery(folder)
+    found = checked(_Found, read_discovery(folder))
     record = load_record(folder / VECTORS)[0]
-    try:
-        if found["data"] != data:
-            return None
+    if found.data != data:
+        return None
+    with reading("pseudo-domains", folder / DISCOVERY):
         clients, vectors, centroids = record["updates"]["clients"], record["updates"]["u"], record["centroids"]["mu"]
         _check_vectors(clients, vectors, centroids, num_clients)
-        domains = {int(client): int(domain) for client, domain in found["assignments"].items()}
-        same = list(domains) == clients.tolist() and len(centroids) == found["num_domains"]
-        if not same or max(domains.values()) >= len(centroids):
+        if list(found.assignments) != clients.tolist() or len(centroids) != found.num_domains:
             raise ValueError(f"{VECTORS} is of another discovery")
-        updates = Updates(
-            clients=clients.tolist(),
-            vectors=vectors,
-            left_out={int(client): str(reason) for client, reason in found["left_out"].items()},
-            bytes_down=int(found["bytes_down"]),
-            bytes_up=int(found["bytes_up"]),
-        )
-        return updates, PseudoDomains(
-            assignments=domains,
-            centroids=centroids,
-            criterion=str(found["criterion"]),
-            inertias={int(m): float(value) for m, value in found["inertias"].items()},
-            silhouettes={int(m): float(value) for m, value in found["silhouettes"].items()},
-            note=str(found["note"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"Expected pseudo-domains but {folder / DISCOVERY} cannot be read: {error}.") from error
+    updates = Updates(clients.tolist(), vectors, found.left_out, found.bytes_down, found.bytes_up)
+    chosen = found.criterion, found.inertias, found.silhouettes, found.note
+    return updates, PseudoDomains(found.assignments, centroids, *chosen)
 
 
 def _check_vectors(clients: torch.Tensor, vectors: torch.Tensor, centroids: torch.Tensor, num_clients: int) -> None:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from jdfl_lightning.core.errors import InputError, StorageError
 from jdfl_lightning.core.files import is_aside, read_settings, refuse_links, write_whole
-from jdfl_lightning.core.locks import locked
+from jdfl_lightning.core.system import locked
 from jdfl_lightning.storage import names
 from jdfl_lightning.storage.checkpoint import CHECKPOINTS, CLIENTS
 from jdfl_lightning.storage.details import Stop, read_stop

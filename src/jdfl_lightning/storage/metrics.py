@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jdfl_lightning.core.errors import StorageError
+from jdfl_lightning.core.errors import StorageError, reading
 from jdfl_lightning.core.files import read_text, write_csv
 from jdfl_lightning.storage.names import METRICS, Selection
 
@@ -35,13 +35,11 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Read ``metrics.csv`` with its cells as strings; no rows if it does not exist."""
     if not (folder / METRICS).exists():
         return []
-    try:
+    with reading("a table", folder / METRICS):
         rows: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(read_text(folder / METRICS), newline="")))
         if any(None in row or None in row.values() for row in rows):
             raise ValueError("a row has more or fewer cells than the first line")
-        return rows
-    except (OSError, ValueError, csv.Error) as error:
-        raise StorageError(f"Expected a table but {folder / METRICS} cannot be read: {error}.") from error
+    return rows
 
 
 def read_numbers(folder: Path) -> list[dict[str, float]]:

@@ -16,9 +16,9 @@ from typing import Any
 
 import platformdirs
 
-from jdfl_lightning.core.errors import InputError, StorageError
+from jdfl_lightning.core.errors import InputError, StorageError, reading
 from jdfl_lightning.core.files import parse_settings, read_small, remove_asides, write_whole
-from jdfl_lightning.core.locks import locked
+from jdfl_lightning.core.system import locked
 
 CONFIG = "config.yaml"
 """The settings of a run, in its folder."""
@@ -74,11 +74,9 @@ def _is_signed(content: bytes) -> bool:
 
 def _read(folder: Path) -> tuple[dict[str, Any], bool]:
     """Return the settings of a run folder, and whether they have a valid signature of this user."""
-    try:
+    with reading("the settings of a run", folder / CONFIG):
         content = read_small(folder / CONFIG)
         return parse_settings(content.decode()), _is_signed(content)
-    except (OSError, ValueError) as error:
-        raise StorageError(f"Expected the settings of a run but {folder / CONFIG} cannot be read: {error}.") from error
 
 
 def own_settings(folder: Path) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from jdfl_lightning.clustering.updates import Updates, unit
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, Interrupted, last_line, require
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitTask
+from jdfl_lightning.core.system import after_current_client
 from jdfl_lightning.core.tensors import Record, flatten
 from jdfl_lightning.models import LAYER_SUBSETS, select_parameters
-from jdfl_lightning.report.diagnosis import draw_diagnosis
+from jdfl_lightning.report.details import draw_diagnosis
 from jdfl_lightning.report.run import Drawing, frame
-from jdfl_lightning.server.preparation import prepare, require_discovery
+from jdfl_lightning.server.phase1 import prepare, require_discovery
 from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.session import open_run
 from jdfl_lightning.storage.checkpoint import ClientStates
@@ -31,7 +32,6 @@ from jdfl_lightning.storage.details import Finding, read_findings, write_finding
 from jdfl_lightning.storage.folder import save_figure
 from jdfl_lightning.storage.names import DIAGNOSIS_FIGURE
 from jdfl_lightning.ui.display import Display, progress_display
-from jdfl_lightning.ui.interrupts import after_current_client
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import load_file, save
 
 from jdfl_lightning.core.errors import InputError, StorageError
-from jdfl_lightning.core.files import checked, parse_json, read_small, refuse_links, require_regular, write_whole
+from jdfl_lightning.core.files import checked, read_small, refuse_links, require_regular, write_whole
 from jdfl_lightning.core.tensors import snapshot
 from jdfl_lightning.models import own_arguments
 from jdfl_lightning.report.markup import render
@@ -78,7 +78,7 @@ def from_pretrained(source: str | Path, trust: bool = False, preprocess: bool = 
     else:
         folder = _fetched(str(source))
     try:
-        about = parse_json(read_small(folder / _CONFIG).decode())
+        about = json.loads(read_small(folder / _CONFIG).decode())
         if not isinstance(about, dict) or about.get("library") != _LIBRARY:
             raise ValueError(f"it is not of {_LIBRARY}")
         header = checked(ModelHeader, {key: value for key, value in about.items() if key not in ("library", "version")})

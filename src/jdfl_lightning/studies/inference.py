@@ -21,7 +21,7 @@ from jdfl_lightning.data.folder import IMAGE_SUFFIXES
 from jdfl_lightning.joint import Score, predict_class, split_index
 from jdfl_lightning.report.markup import csv_cell
 from jdfl_lightning.report.run import frame
-from jdfl_lightning.server.preparation import prepare
+from jdfl_lightning.server.phase1 import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
 from jdfl_lightning.storage.weights import load_model

@@ -18,8 +18,8 @@ from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.messages import FitTask, RoundContext
 from jdfl_lightning.core.tensors import num_bytes
-from jdfl_lightning.server.preparation import initial_state, prepare
-from jdfl_lightning.server.tasks import make_tasks
+from jdfl_lightning.server.phase1 import initial_state, prepare
+from jdfl_lightning.server.state import make_tasks
 from jdfl_lightning.ui.display import Display, progress_display
 
 _BATCHES = 4
@@ -126,7 +126,7 @@ def _task(workspace: Workspace, client: int) -> tuple[FitTask, str]:
     """Return the request of a client in round 1, with pseudo-domains that stand for those of a discovery."""
     experiment = workspace.experiment
     domains, how_many = _stand_in(experiment, client)
-    state = initial_state(workspace, domains)
+    state, _ = initial_state(workspace, domains)
     context = RoundContext(1, len(experiment.data.client_sizes), 1, experiment.seed_everything)
     [task] = make_tasks(experiment, state, domains, [client], context)
     return task, how_many

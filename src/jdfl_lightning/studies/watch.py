@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jdfl_lightning.core.errors import InputError, plain, require
-from jdfl_lightning.core.output import as_json
+from jdfl_lightning.core.files import as_json
 from jdfl_lightning.report.listing import summarize
 from jdfl_lightning.storage.discoveries import read_discovery
 from jdfl_lightning.storage.folder import require_own_files

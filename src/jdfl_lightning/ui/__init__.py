@@ -1,1 +1,1 @@
-"""User interface: the display, Ctrl-C, loggers."""
+"""User interface: the display, tables, loggers."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from textwrap import TextWrapper
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -35,9 +34,7 @@ class Display:
     def __enter__(self) -> Display:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Take the display down."""
 
     def say(self, text: str) -> None:
@@ -75,7 +72,13 @@ def round_line(number: int, total: int, metrics: Mapping[str, float], left: floa
     return f"round {number}/{total}  {accuracy}  loss {metrics['train/loss']:.4f}{rest}"
 
 
-class _TimedDisplay(Display):
+class PlainDisplay(Display):
+    """Plain lines: one for each finished stage and for each round.
+
+    Args:
+        console: console to print to; standard output if not given.
+    """
+
     def __init__(self, console: Console | None = None) -> None:
         # in a notebook rich would render every line as an HTML block
         self.console = console or Console(force_jupyter=False)
@@ -108,14 +111,6 @@ class _TimedDisplay(Display):
         begin, before = self._begin
         return (now - begin) / (number - before) * (total - number)
 
-
-class PlainDisplay(_TimedDisplay):
-    """Plain lines: one for each finished stage and for each round.
-
-    Args:
-        console: console to print to; standard output if not given.
-    """
-
     def step(self, what: str, done: int, total: int) -> None:
         """Print a line when a long stage ends; none for the clients of a round."""
         if done == total and not what.startswith("round"):
@@ -140,7 +135,7 @@ class _Count(TextColumn):
         return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}", "progress.download")
 
 
-class LiveDisplay(_TimedDisplay):
+class LiveDisplay(PlainDisplay):
     """A line for each round, which stays; below, a bar for the rounds and one for the current stage.
 
     The first bar moves from the start to the end, also where nothing can be counted: while images are loaded, and
@@ -162,9 +157,7 @@ class LiveDisplay(_TimedDisplay):
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Take the display down."""
         self._bars.stop()
 
@@ -210,7 +203,7 @@ class LiveDisplay(_TimedDisplay):
             self._stage = None
 
 
-class NotebookDisplay(_TimedDisplay):
+class NotebookDisplay(PlainDisplay):
     """One output of a notebook's cell, replaced as the run goes on: the last lines, then round and stage."""
 
     LINES = 20
@@ -227,9 +220,7 @@ class NotebookDisplay(_TimedDisplay):
         """IPython's handle of the output."""
         self._shown = -math.inf
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave the last state in view, without the stage that is over."""
         self._now.pop("stage", None)
         self._show()

@@ -188,11 +188,6 @@ def open_logger(logger: Logger | bool, folder: Path, name: str, run: str | None 
     return logger
 
 
-def logger_address(logger: Logger | None) -> str | None:
-    """Return where a run can be watched: its address at W&B, if it is online."""
-    return logger.address if isinstance(logger, WandbRounds) else None
-
-
 def explain_logger(message: str) -> str:
     """Reword a parser's error about the setting `logger`; return any other as it is.
 
@@ -256,31 +251,3 @@ def in_group(logger: WandbRounds | Logger | bool, group: str, name: str) -> Wand
         own = logger.project, logger.entity, logger.name or name, logger.group or group, logger.tags, logger.offline
         return WandbRounds(*own)  # to copy it would start a W&B run
     return copy(logger)
-
-
-def upload_report(
-    folder: Path,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    pictures: Sequence[Path],
-    like: WandbRounds | None = None,
-) -> None:
-    """Upload a report's table and pictures to Weights & Biases, as a run named ``report``.
-
-    Args:
-        folder: the report's folder, where W&B's own files go.
-        columns: names of the table's columns.
-        rows: the table.
-        pictures: picture files; each is logged under its name.
-        like: a logger whose project, entity and group it shares.
-    """
-    like = like or WandbRounds()
-    logger = WandbRounds(like.project, like.entity, "report", like.group, like.tags, like.offline)
-    try:
-        logger.start(folder, "report")
-    except Exception as error:  # wandb's own, pydantic's, or the operating system's
-        raise InputError(f"Expected --wandb to start but Weights & Biases refused: {error}") from error
-    logger.log_table("report", list(columns), [list(row) for row in rows])
-    for picture in pictures:
-        log_picture(logger, picture.stem, picture)
-    logger.finalize("success")
