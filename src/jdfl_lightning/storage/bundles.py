@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -208,7 +208,7 @@ class Bundles:
             RuntimeError,
         ):  # damaged: it is reported when it is used
             return
-        clients, digests = ([column[row] for row in rows] for column in (header.clients, header.digests))
+        clients, digests = [header.clients[row] for row in rows], [header.digests[row] for row in rows]
         self._write(_Header(bundle.round, clients, digests), stacked, durable=True)
         self._drop(bundle)
 
@@ -245,7 +245,7 @@ def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
     return values
 
 
-def _tensors(stored: safe_open) -> Tensors:
+def _tensors(stored: Any) -> Tensors:
     """Return the tensors of an open file: mapped, so that only what is used is read."""
     return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dict
 
