@@ -74,6 +74,11 @@ SCENARIOS: dict[str, list[str]] = {
     "FedAvg, base": [*COMMON, "--supervision", "base"],
     "a checkpoint every 2 rounds": [*GRADED, "--checkpoint.every", "2", "--checkpoint.keep", "1"],
     "resumed in round 2": GRADED,
+    "clients trained together": [
+        *shlex.split("fit --run_dir run --data.size 8 --data.num_clients 4 --data.test_fraction 0.5 --rounds 4"),
+        *shlex.split("--backbone helpers.tiny_net --backend VectorBackend --client_fraction 0.75 --epochs 1"),
+        *shlex.split("--algorithm SCAFFOLD --supervision base --batch_size 64 --lr 0.3 --checkpoint.keep 1"),
+    ],
 }
 WAYS = ("killed", "I/O error", "disk full")
 _SPACE = ("open", "write", "sync", "os.mkdir", "os.link")

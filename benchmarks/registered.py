@@ -26,6 +26,7 @@ from random_images import RandomImages
 from timing import write_section
 
 from jdfl_lightning import SCAFFOLD, Clustering, Experiment, FedAvg, LocalBackend, VectorBackend, fit
+from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.ui.display import Display
 
 
@@ -81,7 +82,7 @@ def measure(clients: int, algorithm: str, rounds: int, per_round: int, probed: i
             ),
             clock,
         )
-        states = len(list(Path(folder).glob("run/clients/*")))
+        states = len(ClientStates(Path(folder, "run/clients")).kept())
     seconds, work = (
         [b - a for a, b in pairwise(ends[:-1])] for ends in (clock.ends, clock.work)
     )  # the last is evaluated

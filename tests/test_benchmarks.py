@@ -23,9 +23,13 @@ from pages import ROOT
     ("words", "row"),
     [
         (["kills.py", "--every", "60", "--fits", "0", "--scenarios", "FedAvg, base"], "| FedAvg, base | killed | "),
+        (
+            ["kills.py", "--every", "60", "--fits", "0", "--scenarios", "clients trained together"],
+            "| clients trained together | killed | ",
+        ),
         (["fuzz.py", "--cases", "6"], "| command lines | 3 | "),
     ],
-    ids=["kills", "fuzz"],
+    ids=["kills", "kills of a stack", "fuzz"],
 )
 def test_nothing_is_found(words: list[str], row: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]]

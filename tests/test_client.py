@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import Reports, digits, experiment, targets
-from jdfl_lightning import Algorithm, Experiment, FedAvg, LocalUpdate, TrainerOptions, fit
+from jdfl_lightning import MOON, Algorithm, Experiment, FedAvg, LocalUpdate, TrainerOptions, fit
 from jdfl_lightning.backends import LocalBackend
 from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.client.trainer import check_trainer
@@ -134,6 +135,47 @@ def test_options_reach_the_trainer() -> None:
     full, _ = fit_client(Workspace(experiment()), task, {})
     difference = (flatten(half.weights) - flatten(full.weights)).norm()
     assert 0 < difference < 0.1 * (flatten(full.weights) - flatten(task.weights)).norm()
+
+
+LAYOUTS: list[tuple[bool, bool]] = []
+"""Whether a network's images, and its convolution's weights, are in channels_last, in the order of its batches."""
+
+
+class Spy(torch.nn.Module):
+    """A network that notes the layout of its inputs and weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.rest = torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = [tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (images, self.conv.weight)]
+        plain = [tensor.is_contiguous() for tensor in (images, self.conv.weight)]
+        assert [not one for one in plain] == found  # with 3 channels a tensor has one layout, not both
+        if len(images) > 2:  # else the run asks how many features it has
+            LAYOUTS.append((found[0], found[1]))
+        features: torch.Tensor = self.rest(self.conv(images))
+        return features
+
+
+def spy_net(size: int) -> torch.nn.Module:
+    return Spy()
+
+
+@pytest.mark.parametrize(
+    ("precision", "channels_last"), [("32-true", True), ("bf16-mixed", False), ("64-true", True), ("bf16-true", True)]
+)
+@pytest.mark.parametrize("algorithm", [FedAvg(), MOON()])
+def test_the_layout_follows_from_the_precision(precision: Any, channels_last: bool, algorithm: Algorithm) -> None:
+    """In training and evaluation, in the client's own networks too, and after a run was resumed."""
+    LAYOUTS.clear()
+    options = TrainerOptions(precision=precision, accelerator="cpu")
+    changes = {"backbone": "test_client.spy_net", "algorithm": algorithm, "supervision": "base", "trainer": options}
+    fit(experiment(run_dir="run", rounds=1, **changes))
+    assert set(LAYOUTS) == {(channels_last, channels_last)}
+    LAYOUTS.clear()
+    fit(experiment(resume="run", rounds=2, **changes))
+    assert set(LAYOUTS) == {(channels_last, channels_last)}
 
 
 def test_a_matrix_unit_that_ends_the_process_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +319,7 @@ def test_a_state_may_share_tensors_and_belongs_to_its_client(tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"the state of client 2 but .* is of {'client': 1"):
         store.load(2, 4)
     assert store.kept() == [(2, 4)]
-    store.remove(2, 4)
+    store.remove([(2, 4)])
     assert store.kept() == []
 
 

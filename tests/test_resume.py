@@ -26,11 +26,13 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
 from helpers import checkered, contents, digits, discovered, experiment, finished
-from jdfl_lightning import Experiment, PoolBackend, algorithms, evaluate, fit
+from jdfl_lightning import Experiment, LocalBackend, PoolBackend, VectorBackend, algorithms, evaluate, fit
+from jdfl_lightning.backends import Backend
 from jdfl_lightning.cli import BAD_INPUT, main
 from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.core.errors import InputError, Note, StorageError
 from jdfl_lightning.core.files import write_whole
+from jdfl_lightning.storage.bundles import Bundles
 from jdfl_lightning.storage.checkpoint import ClientStates, load_record, read_header, save_record
 from jdfl_lightning.storage.folder import lock_run, read_run
 from jdfl_lightning.storage.trust import sign
@@ -435,9 +437,9 @@ def test_a_full_disk_at_every_step(step: str, round: int, monkeypatch: pytest.Mo
     assert contents("cut") == contents("whole")
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("every", "backend"), [(1, LocalBackend()), (2, LocalBackend()), (2, VectorBackend())])
 def test_states_are_durable_before_the_checkpoint_that_refers_to_them(
-    every: int, monkeypatch: pytest.MonkeyPatch
+    every: int, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut may lose what was not synced: when a checkpoint appears, every state that it names was."""
     synced: set[tuple[int, int]] = set()
@@ -446,6 +448,11 @@ def test_states_are_durable_before_the_checkpoint_that_refers_to_them(
     def which(found: os.stat_result) -> tuple[int, int]:
         return found.st_ino, found.st_mtime_ns
 
+    def file_of(client: int, round: int) -> Path:
+        bundle = Bundles(Path("run/clients")).find(client, round)
+        assert (bundle is not None) == isinstance(backend, VectorBackend)
+        return Path(f"run/clients/{client}-{round}.safetensors") if bundle is None else bundle.file
+
     def fsync_(descriptor: int) -> None:
         fsync(descriptor)
         synced.add(which(os.fstat(descriptor)))
@@ -453,7 +460,7 @@ def test_states_are_durable_before_the_checkpoint_that_refers_to_them(
     def replace_(path: Path, target: Path) -> Path:
         if target.parent.name == "checkpoints":
             clients = read_header(path).clients
-            states = [Path(f"run/clients/{client}-{round}.safetensors") for client, round in clients.items()]
+            states = [file_of(client, round) for client, round in clients.items()]
             counts.append(sum(which(state.stat()) in synced for state in states))
             assert counts[-1] == len(states)
         return replace(path, target)
@@ -462,7 +469,7 @@ def test_states_are_durable_before_the_checkpoint_that_refers_to_them(
     monkeypatch.setattr(Path, "replace", replace_)
     options = Checkpointing(every=every)
     changes: dict[str, Any] = {"algorithm": algorithms.SCAFFOLD(), "supervision": "base", "client_fraction": 0.5}
-    fit(experiment(run_dir="run", rounds=4, checkpoint=options, evaluate_every=4, **changes))
+    fit(experiment(run_dir="run", rounds=4, checkpoint=options, evaluate_every=4, backend=backend, **changes))
     assert len(counts) == 4 // every
     assert min(counts) >= 2
 

@@ -475,6 +475,22 @@ def test_robust_means_by_hand() -> None:
         RobustFedAvg(trim=0.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_robust_means_are_those_of_torch_to_the_bit(count: int, dtype: torch.dtype) -> None:
+    """The middle one or two, or all but a tenth at either end, of what torch has sorted; many are equal."""
+    values = torch.randn(count, 3, 50, generator=torch.Generator().manual_seed(count)).mul(4).to(dtype)
+    values[:, 0] = values[:, 0].round()
+    results = [FitResult(i, 1, 1, weights={"w": value}) for i, value in enumerate(values)]
+    ordered = values.sort(dim=0).values.double()
+    cuts = {"median": (count - 1) // 2, "trimmed_mean": {1: 0, 2: 0, 7: 1, 40: 4}[count]}
+    for rule, cut in cuts.items():
+        found = RobustFedAvg(rule=rule).aggregate({"w": values[0]}, {}, results, FIVE)[0]["w"]  # type: ignore[arg-type]
+        expected = ordered[cut : count - cut].mean(dim=0).to(dtype)
+        assert found.dtype == dtype
+        assert torch.equal(found, expected)
+
+
 @given(
     honest=st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=9),
     bad=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=2),

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,9 @@ class RobustFedAvg(FedAvg):
         return {name: self._middle(torch.stack([model[name] for model in models])) for name in weights}, server
 
     def _middle(self, values: Tensor) -> Tensor:
-        ordered, count = values.sort(dim=0).values, len(values)
+        count = len(values)
+        numbers = values.float() if values.element_size() < 4 else values  # NumPy has no bfloat16; nothing is rounded
+        ordered = torch.from_numpy(np.sort(numbers.numpy(), axis=0))  # several times as fast as torch's
         middle = (count - 1) // 2
         least = min(1, middle) if self.trim else 0
         cut = middle if self.rule == "median" else min(middle, max(least, int(self.trim * count + 1e-9)))

@@ -14,6 +14,7 @@ from jdfl_lightning.client.loop import has_known_hooks
 from jdfl_lightning.client.stack import check_stackable, fit_stack
 from jdfl_lightning.core.errors import StorageError, last_line, require, require_types
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.tensors import Record
 from jdfl_lightning.storage.checkpoint import ClientStates
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class VectorRunner(LocalRunner):
             if not all(has_known_hooks(fit.update) and not fit.task.every_epoch for fit in fits):
                 return "its algorithm acts between the steps of a fit"
             results: list[FitResult | FitFailure] = []
+            new: dict[int, Record] = {}
             own = fit_stack(workspace, seconds) if seconds else [{}] * len(fits)
             for fit, weights, personal in zip(fits, fit_stack(workspace, fits), own, strict=True):
                 task = fit.task
@@ -103,9 +105,10 @@ class VectorRunner(LocalRunner):
                 if seconds:
                     state = state | second_state(workspace, personal, fit.buffers)
                 if result.keeps_state:
-                    states.save(task.client, task.round, state)
+                    new[task.client] = state
                 reset = task.since and known[task.client] is None
                 results.append(replace(result, note=RESET) if reset else result)
+            states.save_all(tasks[0].round, new)
             return results
         except StorageError:  # not the client's fault: a full disk affects every client
             raise

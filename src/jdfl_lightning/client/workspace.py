@@ -74,6 +74,10 @@ def build_module(model: Part | None, backbone: nn.Module, **supplied: Any) -> Jo
     return module
 
 
+def _in_default_layout(backbone: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor.contiguous() for tensor in args)
+
+
 class Workspace:
     """Everything a process needs to train or evaluate a model, built once: the data and one module.
 
@@ -108,7 +112,10 @@ class Workspace:
         self._module.optimizer, self._module.lr_scheduler = experiment.local_optimizer, experiment.lr_scheduler
         self._module.head_lr = experiment.head_lr
         self._plain = PlainTargets()
-        self._module.to(memory_format=torch.channels_last)
+        layout = experiment.trainer.memory_format
+        self._module.to(memory_format=layout)
+        if layout is torch.contiguous_format:  # batches have the layout of the stored images, channels_last
+            self._module.backbone.register_forward_pre_hook(_in_default_layout)
         self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
         names = {**self._theta_0[0], **self._theta_0[1]}
         self.private = self._module.private = matching(experiment.private, names, "--private")

@@ -17,7 +17,7 @@ from jdfl_lightning.core.errors import last_line
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.server.resume import bit_versions, fixed_settings
 from jdfl_lightning.server.state import ServerState
-from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
+from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints, ClientStates
 from jdfl_lightning.storage.discoveries import digest_discovery
 from jdfl_lightning.storage.metrics import append_metrics, digest_metrics, digest_rows, is_score
 from jdfl_lightning.storage.weights import ModelHeader, SavedModel
@@ -44,9 +44,11 @@ class RunJournal(RunCallback):
     """Checksum of the frozen network, if clients train on its features."""
     complete: Callable[..., tuple[Tensors, Tensors]] | None = None
     """Adds the shared initialisation of what is private to weights and buffers (`Workspace.complete`)."""
+    states: ClientStates | None = None
+    """The clients' states, which the backend uses too."""
 
     def __post_init__(self) -> None:
-        self._checkpoints = Checkpoints(self.folder, self.experiment.checkpoint.keep)
+        self._checkpoints = Checkpoints(self.folder, self.experiment.checkpoint.keep, self.states)
         self._unsaved: tuple[ServerState, dict[str, float], str] | None = None
         """The last aggregated round without a checkpoint: state, metrics, and the digest of the rows before its own."""
         self._settings = fixed_settings(as_dict(self.experiment))

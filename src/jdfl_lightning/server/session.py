@@ -113,7 +113,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             states = ClientStates(folder / CLIENTS, experiment.checkpoint.reset_damaged_clients, durable=False)
             with after_current_client(display.say) as check:
                 network = save_network(folder, workspace.network, experiment.backbone)
-                journal = RunJournal(experiment, folder, data, logger, display, check, network, workspace.complete)
+                complete = workspace.complete
+                journal = RunJournal(experiment, folder, data, logger, display, check, network, complete, states)
                 events = Events(journal, experiment.callbacks, experiment.selection, display.say)
                 if reached is not None:
                     journal.resume(reached.state)

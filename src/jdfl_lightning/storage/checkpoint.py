@@ -12,6 +12,7 @@ from pathlib import Path
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.files import in_threads, is_aside, remove_asides, sync
 from jdfl_lightning.core.tensors import Record, Tensors
+from jdfl_lightning.storage.bundles import Bundle, Bundles
 from jdfl_lightning.storage.records import CheckpointHeader as CheckpointHeader
 from jdfl_lightning.storage.records import as_table, parse_header
 from jdfl_lightning.storage.records import load_record as load_record
@@ -25,11 +26,19 @@ _STATE = re.compile(r"(\d+)-(\d+)\.safetensors")
 _CHECKPOINT = re.compile(r"(\d+)\.safetensors")
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error
+
+
 class ClientStates:
     """Clients' states between participations: a file for each client and round, read when it is needed.
 
-    A state is written as soon as the client has trained. It becomes valid once the server has accepted the round and
-    lists it in a checkpoint; until then the previous state is kept.
+    States that are saved together share a file (`Bundles`). A state is written as soon as the client has trained. It
+    becomes valid once the server has accepted the round and lists it in a checkpoint; until then the previous state is
+    kept.
 
     Args:
         folder: folder of the files; made when the first state is saved.
@@ -40,21 +49,37 @@ class ClientStates:
 
     def __init__(self, folder: Path, reset_damaged: bool = False, durable: bool = True) -> None:
         self.folder, self.reset_damaged, self.durable = folder, reset_damaged, durable
+        self._bundles = Bundles(folder)
 
     def recall(self, client: int, round: int) -> Record | None:
         """Return a client's state after a round; None if it is damaged and may be reset."""
         try:
             return self.load(client, round)
         except StorageError as error:
-            if self.reset_damaged:
-                return None
+            self._report(client, round, error)
+            return None
+
+    def _report(self, client: int, round: int, error: StorageError) -> None:
+        """Raise an error that says what to do about a damaged state, unless damaged ones are reset."""
+        if not self.reset_damaged:
             raise StorageError(
                 f"{error} {self._offer(client, round)}--checkpoint.reset_damaged_clients true lets it start afresh."
             ) from error
 
     def recall_all(self, wanted: Mapping[int, int]) -> dict[int, Record | None]:
         """Return the states of several clients, each after a round, as `recall` does."""
-        return dict(zip(wanted, in_threads(lambda state: self.recall(*state), wanted.items()), strict=True))
+        alone: list[int] = []
+        together: dict[Bundle, list[int]] = {}
+        for client, round in wanted.items():
+            bundle = self._bundle(client, round)
+            (alone if bundle is None else together.setdefault(bundle, [])).append(client)
+        found = dict(zip(alone, in_threads(lambda client: self.recall(client, wanted[client]), alone), strict=True))
+        for states in in_threads(lambda bundle: self._bundles.load(bundle, together[bundle]), together):
+            for client, state in states.items():
+                if isinstance(state, StorageError):
+                    self._report(client, wanted[client], state)
+                found[client] = None if isinstance(state, StorageError) else state
+        return found
 
     def _offer(self, client: int, damaged: int) -> str:
         """Name the newest checkpoint with another, undamaged state of the client, if there is one."""
@@ -73,13 +98,28 @@ class ClientStates:
     def missing(self, wanted: Mapping[int, int]) -> list[int]:
         """Return the clients whose states of the given rounds are missing."""
         present = set(os.listdir(self.folder)) if self.folder.is_dir() else set()  # noqa: PTH208 - there may be many
-        return [client for client, round in wanted.items() if self._file(client, round).name not in present]
+        return [
+            client
+            for client, round in wanted.items()
+            if self._file(client, round).name not in present and self._bundles.find(client, round) is None
+        ]
 
     def _file(self, client: int, round: int) -> Path:
         return self.folder / f"{client}-{round}.safetensors"
 
+    def _bundle(self, client: int, round: int) -> Bundle | None:
+        """Return the bundle of a state; None if it has a file of its own, as a damaged bundle of its round has not."""
+        bundle = self._bundles.find(client, round)
+        damaged = bundle is not None and bundle.clients is None
+        return None if damaged and self._file(client, round).exists() else bundle
+
     def load(self, client: int, round: int) -> Record:
         """Return a client's state after a round."""
+        if (bundle := self._bundle(client, round)) is not None:
+            state = self._bundles.load(bundle, [client])[client]
+            if isinstance(state, StorageError):
+                raise state
+            return state
         record, about = load_record(self._file(client, round))
         if about != {"client": client, "round": round}:
             raise StorageError(f"Expected the state of client {client} but {self._file(client, round)} is of {about}.")
@@ -87,17 +127,25 @@ class ClientStates:
 
     def save(self, client: int, round: int, state: Record) -> None:
         """Save a client's state."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
+        _make(self.folder)
+        self._bundles.discard(client, round)
         about = {"client": client, "round": round}
         save_record(self._file(client, round), state, about, private=True, durable=self.durable)
+
+    def save_all(self, round: int, states: Mapping[int, Record]) -> None:
+        """Save the states of several clients after a round: in one file, if they have the same form."""
+        if not states:
+            return
+        _make(self.folder)
+        if not self._bundles.save(round, states, self.durable):
+            for client, state in states.items():
+                self.save(client, round, state)
 
     def sync(self, states: Iterable[tuple[int, int]]) -> None:
         """Make states durable, each a (client, round); those that are not here, but at a site, are left out."""
         if self.folder.is_dir():
-            sync(self.folder, (self._file(client, round).name for client, round in states))
+            files = ((self._bundle(*state), self._file(*state)) for state in states)
+            sync(self.folder, {(file if bundle is None else bundle.file).name for bundle, file in files})
 
     def settle(self, client: int, since: int, oldest: int) -> None:
         """Remove the states of a client that are no longer needed.
@@ -111,11 +159,22 @@ class ClientStates:
         rounds = sorted(int(name) for name in names if name.isdecimal())
         accepted = [round for round in rounds if round <= since]
         for round in [*rounds[len(accepted) :], *[round for round in accepted if round < oldest][:-1]]:
-            self.remove(client, round)
+            self._file(client, round).unlink(missing_ok=True)
 
-    def remove(self, client: int, round: int) -> None:
-        """Remove a client's state of a round."""
-        self._file(client, round).unlink(missing_ok=True)
+    def remove(self, states: Iterable[tuple[int, int]], fully: bool = False) -> None:
+        """Remove states, each a (client, round).
+
+        Args:
+            states: the states.
+            fully: whether files that hold other states too are written again without them at once.
+        """
+        shared: set[int] = set()
+        for client, round in states:
+            if self._bundles.remove(client, round):
+                shared.add(round)
+            else:
+                self._file(client, round).unlink(missing_ok=True)
+        self._bundles.shrink(None if fully else shared)
 
     def kept(self) -> list[tuple[int, int]]:
         """Return (client, round) of all saved states, and remove temporary files left by killed processes."""
@@ -123,7 +182,7 @@ class ClientStates:
             return []
         remove_asides(self.folder)
         found = map(_STATE.fullmatch, os.listdir(self.folder))  # noqa: PTH208 - there may be many
-        return [(int(state[1]), int(state[2])) for state in found if state]
+        return [*((int(state[1]), int(state[2])) for state in found if state), *self._bundles.kept()]
 
 
 class Checkpoints:
@@ -132,11 +191,12 @@ class Checkpoints:
     Args:
         folder: the run folder.
         keep: how many to keep.
+        states: the states, if somebody else in this process uses them too.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, states: ClientStates | None = None) -> None:
         self.folder, self.keep = folder / CHECKPOINTS, keep
-        self.states = ClientStates(folder / CLIENTS)
+        self.states = ClientStates(folder / CLIENTS) if states is None else states
         self._named: dict[int, dict[int, int]] = {}
         """The states that the kept checkpoints refer to."""
         self._newest: dict[int, int] = {}
@@ -161,10 +221,7 @@ class Checkpoints:
             header: the values stored with them.
             last: whether it is the run's last; then all unneeded files are removed.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"Expected to write {self.folder} but: {error.strerror or error}.") from error
+        _make(self.folder)
         newer = itertools.takewhile(lambda state: state[1] > self._durable, reversed(header.clients.items()))
         self.states.sync(newer)  # before the checkpoint that refers to them; the states of the last rounds come last
         self._durable = header.round
@@ -179,12 +236,11 @@ class Checkpoints:
         if last:
             self.clean(header.round, header.clients)
 
-    def forget(self, states: Iterable[tuple[int, int]]) -> None:
+    def forget(self, states: Iterable[tuple[int, int]], fully: bool = False) -> None:
         """Remove states, each a (client, round), except current ones and those that a kept checkpoint refers to."""
         needed = [self._newest, *self._named.values()]
-        for client, round in states:
-            if all(named.get(client) != round for named in needed):
-                self.states.remove(client, round)
+        unneeded = ((client, round) for client, round in states if all(own.get(client) != round for own in needed))
+        self.states.remove(unneeded, fully)
 
     def advance(self, round: int, newest: dict[int, int]) -> None:
         """Remove the states that a round has replaced.
@@ -216,7 +272,7 @@ class Checkpoints:
             if ours and file not in map(self.file, kept):
                 file.unlink(missing_ok=True)
         self._named, self._newest, self._durable = named, newest, round
-        self.forget(self.states.kept())
+        self.forget(self.states.kept(), fully=True)
 
     def load(self, file: Path, states_here: bool = True) -> tuple[Record, CheckpointHeader]:
         """Read a checkpoint; if clients' states are in the run folder, check that those it refers to exist.

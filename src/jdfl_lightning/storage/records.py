@@ -49,13 +49,26 @@ def save_record(
     """
     tensors: Tensors = {}
     stored: set[int] = set()
-    for group, named in record.items():
-        for name, tensor in named.items():
-            shared = tensor.untyped_storage().data_ptr() in stored  # safetensors rejects shared storage
-            tensors[f"{group}/{name}"] = tensor.clone() if shared else tensor.contiguous()
-            stored.add(tensor.untyped_storage().data_ptr())
+    for name, tensor in flat_names(record).items():
+        shared = tensor.untyped_storage().data_ptr() in stored  # safetensors rejects shared storage
+        tensors[name] = tensor.clone() if shared else tensor.contiguous()
+        stored.add(tensor.untyped_storage().data_ptr())
     text = json.dumps(about or {})
     write_whole(file, save(tensors, {KEY: f"{_digest(tensors, text)} {text}"}), private, durable)
+
+
+def flat_names(record: Record) -> Tensors:
+    """Return all tensors of a record by the names that they have in a file."""
+    return {f"{group}/{name}": tensor for group, named in record.items() for name, tensor in named.items()}
+
+
+def as_groups(tensors: Tensors) -> Record:
+    """Return the record whose tensors have these names in a file."""
+    record: Record = {}
+    for key, tensor in tensors.items():
+        group, _, name = key.partition("/")
+        record.setdefault(group, {})[name] = tensor
+    return record
 
 
 def open_record(file: Path) -> safe_open:
@@ -76,11 +89,7 @@ def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
         about = json.loads(text)
         if not isinstance(about, dict):
             raise ValueError("no settings")
-    record: Record = {}
-    for key, tensor in tensors.items():
-        group, _, name = key.partition("/")
-        record.setdefault(group, {})[name] = tensor
-    return record, about
+    return as_groups(tensors), about
 
 
 def stored_digest(file: Path) -> str:
