@@ -265,9 +265,10 @@ def test_same_weights_in_a_stack(algorithm: str, monkeypatch: pytest.MonkeyPatch
     run = setting(algorithm, client_fraction=1.0, **private)
     monkeypatch.setattr("jdfl_lightning.server.closing.evaluate_clients", lambda *args: {})  # is done one by one
     agree(run, monkeypatch)
-    for file in Path("local/clients").iterdir():
-        ours, theirs = load_record(file)[0], load_record(Path("vector/clients") / file.name)[0]
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    ours, theirs = ClientStates(Path("vector/clients")), ClientStates(Path("local/clients"))
+    assert sorted(ours.kept()) == sorted(theirs.kept())
+    for state in theirs.kept():
+        torch.testing.assert_close(ours.load(*state), theirs.load(*state), rtol=1e-5, atol=1e-6)
 
 
 # --- Flower ---------------------------------------------------------------------------------------------------------
