@@ -92,7 +92,7 @@ def test_one_state_and_states_of_different_forms_have_files_of_their_own(
     store = ClientStates(tmp_path)
     store.save_all(ROUND, states)
     assert names(tmp_path) == [f"{client}-5.safetensors" for client in states]
-    assert {client: found.keys() for client, found in store.recall_all(dict.fromkeys(states, ROUND)).items()} == {
+    assert {client: store.load(client, ROUND).keys() for client in store.recall_all(dict.fromkeys(states, ROUND))} == {
         client: state.keys() for client, state in states.items()
     }
 

@@ -58,11 +58,12 @@ class ClientStates:
         except StorageError as error:
             return self._reset(client, round, error)
 
-    def _reset(self, client: int, round: int, error: StorageError) -> None:
-        if not self.reset_damaged:
-            raise StorageError(
-                f"{error} {self._offer(client, round)}--checkpoint.reset_damaged_clients true lets it start afresh."
-            ) from error
+    def _reset(self, client: int, round: int, error: StorageError) -> Record | None:
+        if self.reset_damaged:
+            return None
+        raise StorageError(
+            f"{error} {self._offer(client, round)}--checkpoint.reset_damaged_clients true lets it start afresh."
+        ) from error
 
     def recall_all(self, wanted: Mapping[int, int]) -> dict[int, Record | None]:
         """Return the states of several clients, each after a round, as `recall` does."""
@@ -74,8 +75,10 @@ class ClientStates:
         found = dict(zip(alone, in_threads(lambda client: self.recall(client, wanted[client]), alone), strict=True))
         for states in in_threads(lambda bundle: self._bundles.load(bundle, together[bundle]), together):
             for client, state in states.items():
-                damaged = isinstance(state, StorageError)
-                found[client] = self._reset(client, wanted[client], state) if damaged else state
+                if isinstance(state, StorageError):
+                    found[client] = self._reset(client, wanted[client], state)
+                else:
+                    found[client] = state
         return found
 
     def _offer(self, client: int, damaged: int) -> str:
