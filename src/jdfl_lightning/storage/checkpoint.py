@@ -75,10 +75,7 @@ class ClientStates:
         found = dict(zip(alone, in_threads(lambda client: self.recall(client, wanted[client]), alone), strict=True))
         for states in in_threads(lambda bundle: self._bundles.load(bundle, together[bundle]), together):
             for client, state in states.items():
-                if isinstance(state, StorageError):
-                    found[client] = self._reset(client, wanted[client], state)
-                else:
-                    found[client] = state
+                found[client] = self._reset(client, wanted[client], state) if isinstance(state, StorageError) else state
         return found
 
     def _offer(self, client: int, damaged: int) -> str:
