@@ -56,15 +56,14 @@ class ClientStates:
         try:
             return self.load(client, round)
         except StorageError as error:
-            self._report(client, round, error)
-            return None
+            return self._reset(client, round, error)
 
-    def _report(self, client: int, round: int, error: StorageError) -> None:
-        """Raise an error that says what to do about a damaged state, unless damaged ones are reset."""
-        if not self.reset_damaged:
-            raise StorageError(
-                f"{error} {self._offer(client, round)}--checkpoint.reset_damaged_clients true lets it start afresh."
-            ) from error
+    def _reset(self, client: int, round: int, error: StorageError) -> Record | None:
+        if self.reset_damaged:
+            return None
+        raise StorageError(
+            f"{error} {self._offer(client, round)}--checkpoint.reset_damaged_clients true lets it start afresh."
+        ) from error
 
     def recall_all(self, wanted: Mapping[int, int]) -> dict[int, Record | None]:
         """Return the states of several clients, each after a round, as `recall` does."""
@@ -76,9 +75,7 @@ class ClientStates:
         found = dict(zip(alone, in_threads(lambda client: self.recall(client, wanted[client]), alone), strict=True))
         for states in in_threads(lambda bundle: self._bundles.load(bundle, together[bundle]), together):
             for client, state in states.items():
-                if isinstance(state, StorageError):
-                    self._report(client, wanted[client], state)
-                found[client] = None if isinstance(state, StorageError) else state
+                found[client] = self._reset(client, wanted[client], state) if isinstance(state, StorageError) else state
         return found
 
     def _offer(self, client: int, damaged: int) -> str:
