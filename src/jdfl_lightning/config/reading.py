@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,17 @@ def given_values(args: Sequence[str], name: str) -> list[str]:
 
 
 def named_in_full(args: Sequence[str]) -> list[str]:
-    """Return arguments with short names of classes replaced by their import paths."""
-    parts = [arg.partition("=") for arg in args]
-    return [f"{option}{equals}{full_name(option[2:], value)}" for option, equals, value in parts]
+    """Return arguments with short names of classes replaced by their import paths.
+
+    >>> named_in_full(["--supervision.help", "hard"])  # what follows a request for help is not `joined` with it
+    ['--supervision.help', 'jdfl_lightning.supervision.hard.Hard']
+    """
+    found: list[str] = []
+    for before, arg in pairwise(["", *args]):
+        option, equals, value = (before, "", arg) if before.endswith(".help") else arg.partition("=")
+        name = full_name(option[2:].removesuffix(".help"), value)
+        found.append(name if before.endswith(".help") else f"{option}{equals}{name}")
+    return found
 
 
 def with_lists(args: Sequence[str]) -> list[str]:
