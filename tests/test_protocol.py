@@ -270,7 +270,7 @@ class Three(DigitsDomains):
 
     def __init__(self, unseen: str | None = None) -> None:
         super().__init__(size=8, num_clients=2, unseen=unseen)
-        self.domain_names = ("ink", "chalk", "photo")
+        self.domain_names = ("ink", "chalk", "photo")  # type: ignore[assignment]  # a shorter tuple
 
     def load(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         images, labels, domains = super().load()
