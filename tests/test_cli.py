@@ -142,6 +142,18 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(command in out for command in ("fit", "test", "predict", "report"))
     assert main([]) == 2
     assert main(["--version"]) == 0
+    capsys.readouterr()
+    for arguments, code in ((["runs"], 2), (["runs", "--help"], 0)):
+        assert main(arguments) == code
+        out = capsys.readouterr().out
+        assert [line.split()[:2] for line in out.splitlines() if line.startswith("  ")] == [
+            ["runs", name] for name in ("list", "show", "compare", "rm")
+        ]
+    for arguments in (["--supervision.help", "em"], ["--supervision.help=em"]):
+        with pytest.raises(SystemExit) as done:
+            main(["fit", *arguments])
+        assert done.value.code == 0
+        assert "--supervision.extends" in capsys.readouterr().out
     texts = {}
     for command in COMMANDS:
         with pytest.raises(SystemExit) as done:

@@ -153,6 +153,7 @@ def test_rm_takes_every_file_of_a_run(capsys: pytest.CaptureFixture[str]) -> Non
     """Whatever a run writes is known as its own, with figures, learned targets and a logger."""
     finished("run", rounds=1, supervision="em")
     Path("run/csv/version_0").mkdir(parents=True)
+    Path("run/federation.json").write_text("{}")  # `test_federation.py` deletes one that a server wrote
     assert main(["runs", "rm", "run", "--yes"]) == 0
     assert not Path("run").exists()
 

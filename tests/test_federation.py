@@ -31,6 +31,7 @@ from PIL import Image
 from flower_grid import FakeGrid, on_grid, over_the_wire, run_on_grid, serve, write_config
 from helpers import contents, every, experiment
 from jdfl_lightning import SCAFFOLD, Experiment, FedDyn, ImageFolderDomains, SiteFolders, TrainerOptions, fit
+from jdfl_lightning.cli import main
 from jdfl_lightning.client.evaluation import Evaluation, Scores
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import Checkpointing, as_dict
@@ -362,6 +363,10 @@ def test_a_run_goes_on_where_it_was() -> None:
     run_on_grid(config, {"resume": "flower/checkpoints/2.safetensors", "rounds": 4}, sites=2)
     assert contents("local")["rows"] == contents("flower")["rows"]
     assert contents("local")["last.safetensors"] == contents("flower")["last.safetensors"]
+    assert Path("flower/federation.json").is_file()
+    assert main(["runs", "rm", "flower", "--yes"]) == 0
+    assert not Path("flower").exists()
+    assert list(Path("states").iterdir())  # what sites keep is theirs
 
 
 def test_a_site_that_has_lost_its_state_is_absent() -> None:

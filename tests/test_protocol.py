@@ -266,6 +266,33 @@ def test_unseen_domains_that_are_refused(unseen: Any, message: str) -> None:
         DigitsDomains(size=8, unseen=unseen)
 
 
+class Three(DigitsDomains):
+    """Has a list of domains as a class, and a shorter one as an object."""
+
+    def __init__(self, unseen: str | None = None) -> None:
+        super().__init__(size=8, num_clients=2, unseen=unseen)
+        self.domain_names = ("ink", "chalk", "photo")  # type: ignore[assignment]  # a shorter tuple
+
+    def load(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        images, labels, domains = super().load()
+        kept = domains < 3
+        return images[kept], labels[kept], domains[kept]
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_other_unseen_domains_of_an_object_with_domains_of_its_own(loaded: bool) -> None:
+    data = Three(unseen="ink")
+    if loaded:
+        data.setup()
+        assert (list(data.domain_names), list(data.unseen_names)) == (["chalk", "photo"], ["ink"])
+    other = data.with_unseen("photo")
+    assert (list(other.domain_names), list(other.unseen_names)) == (["ink", "chalk", "photo"], [])
+    other.setup()
+    assert (list(other.domain_names), list(other.unseen_names)) == (["ink", "chalk"], ["photo"])
+    with pytest.raises(InputError, match=r"one of 'ink', 'chalk', 'photo' but got 'outline'"):
+        data.with_unseen("outline")
+
+
 def test_an_unseen_folder_is_named(image_tree: Path) -> None:
     with pytest.raises(InputError, match=r"one of 'bright', 'dark' but got 'drak'\. Did you mean 'dark'"):
         ImageFolderDomains(str(image_tree), size=8, num_clients=2, unseen="drak").setup()

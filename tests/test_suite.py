@@ -18,7 +18,7 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.folder import lock_run
 from jdfl_lightning.studies.suite import Combinations, plan, run_suite
-from jdfl_lightning.ui.display import Display
+from jdfl_lightning.ui.display import Display, PlainDisplay
 from jdfl_lightning.ui.loggers import WandbRounds
 from test_loggers import read_offline
 
@@ -69,6 +69,19 @@ def test_algorithms_of_a_suite() -> None:
         "jdfl_lightning-algorithms-fedavg-base-seed0",
         "feddyn-base-seed0",
     ]
+
+
+def test_the_images_are_described_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not again for every run, unless its images are others."""
+    folder, runs = plan(parse, [*COMMON, "--rounds", "1"], Combinations(("FedAvg", "FedDC"), ("base",), (0,)))
+    run_suite(folder, runs, PlainDisplay())
+    assert capsys.readouterr().out.count("DigitsDomains: images") == 1
+    args = [*COMMON, "--rounds", "1", "--run_dir", "left_out"]
+    folder, runs = plan(parse, args, Combinations(("FedAvg",), ("base",), (0,), None, ("ink", "chalk")))
+    run_suite(folder, runs, PlainDisplay())
+    out = capsys.readouterr().out
+    assert out.count("DigitsDomains: images") == 2
+    assert all(f"{name} (unseen)" in out for name in ("ink", "chalk"))
 
 
 def test_a_suite_is_its_runs() -> None:

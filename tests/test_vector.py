@@ -36,6 +36,7 @@ from jdfl_lightning.client.fit import Workspace, begin_fit, fit_client
 from jdfl_lightning.client.stack import fit_stack
 from jdfl_lightning.core.messages import FitTask
 from jdfl_lightning.storage.checkpoint import load_record
+from jdfl_lightning.ui.display import PlainDisplay
 
 ALGORITHMS = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON", "RobustFedAvg"]
 
@@ -190,14 +191,15 @@ def test_repeats_and_resumes_to_the_bit() -> None:
         ({"backbone": "test_vector.dropping"}, "copies can be stacked"),
     ],
 )
-def test_what_cannot_be_stacked_is_refused(settings: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_stacked_is_refused(
+    settings: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is said of the images: the error is not below a page of other things."""
+    lr = {"lr": None} if "optimizer" in settings else {}
     with pytest.raises(InputError, match=reason) as error:
-        fit(
-            setting(
-                **({"lr": None} if "optimizer" in settings else {}), **settings, backend=VectorBackend(), run_dir="run"
-            )
-        )
+        fit(setting(**lr, **settings, backend=VectorBackend(), run_dir="run"), PlainDisplay())
     assert "\n" not in str(error.value)
+    assert capsys.readouterr().out == "run folder: run\n"
     assert not Path("run").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from helpers import finished
 from jdfl_lightning.cli import main
 from jdfl_lightning.storage.folder import lock_run
-from jdfl_lightning.storage.metrics import append_metrics
+from jdfl_lightning.storage.metrics import append_metrics, read_numbers
 from jdfl_lightning.studies.watch import WatchServer, live_state
 from run_folders import config, write_run
 
@@ -88,6 +89,9 @@ def test_the_state_follows_the_folder() -> None:
     before = live_state(folder)
     assert (before["state"], before["round"], before["discovery"]["num_domains"]) == ("finished", 2, 3)
     assert len(before["discovery"]["projection"]) == 4
+    rows = read_numbers(folder)
+    assert before["left"] is None
+    assert before["spent"] == pytest.approx(sum(row["time/fit"] + row["time/evaluate"] for row in rows))
     assert [curve["name"] for curve in before["curves"]] == ["overall", "ink", "chalk", "photo", "outline"]
     row = {"round": 3, "test/acc": float("nan"), "train/loss": 0.5, "time/fit": 1, "time/evaluate": 1}
     with lock_run(folder):  # a run goes on
@@ -95,6 +99,8 @@ def test_the_state_follows_the_folder() -> None:
         after = live_state(folder)
     assert (after["state"], after["round"], after["loss"][-1]) == ("running", 3, (3, 0.5))
     assert after["curves"] == before["curves"]  # it was not evaluated
+    assert after["spent"] == pytest.approx(before["spent"] + 2)
+    assert after["left"] == 0  # it was to have two rounds
     # what cannot be read is said, and the server goes on
     (folder / "metrics.csv").write_text("round\n1,2\n")
     with served("run") as server:
@@ -120,7 +126,7 @@ def test_bad_input_to_watch(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: apt-get install chromium)")
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [1600, 1280, 400])
 def test_the_page_in_a_browser(width: int) -> None:
     """The page draws a run, follows it without a reload, shows names as text, and stays within the screen."""
     from playwright.sync_api import sync_playwright
@@ -138,6 +144,7 @@ def test_the_page_in_a_browser(width: int) -> None:
         page.goto(server.url)
         page.wait_for_selector("#accuracy polyline", state="attached")  # a level line has no height
         assert page.locator("#name").inner_text() == "run: finished"
+        assert re.fullmatch(r"\d+:\d\d\stime of the rounds", page.locator(".tile").last.inner_text())
         assert page.locator("#accuracy polyline").count() == 5
         assert page.locator("#clients path").count() == 4 + 4 + 3  # clients; the legend's domains and pseudo-domains
         assert [points(page, place) for place in range(2)] == [2, 2]

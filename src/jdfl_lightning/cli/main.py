@@ -66,9 +66,11 @@ def summary(command: Callable[..., int]) -> str:
     return (command.__doc__ or "").partition("\n")[0]
 
 
-def _help() -> str:
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:{width}}  {summary(command)}" for name, command in COMMANDS.items())
+def _help(group: str = "") -> str:
+    """Return the help of all commands, or of those whose first word is given."""
+    chosen = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
+    width = max(map(len, chosen))
+    commands = "\n".join(f"  {name:{width}}  {summary(command)}" for name, command in chosen.items())
     return (
         f"usage: {PROGRAM} COMMAND [OPTIONS]\n\n"
         "Joint Domain-Class Federated Learning with PyTorch Lightning.\n\n"
@@ -123,9 +125,11 @@ def _find_command(args: Sequence[str]) -> tuple[str, list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a user error ends in one line and exit code 2."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if not args or args[0] in ("-h", "--help"):
-        print(_help())
-        return 0 if args else BAD_INPUT
+    group = f"{args[0]} " if args and any(name.startswith(f"{args[0]} ") for name in COMMANDS) else ""
+    asked = args[1:] if group else args
+    if not asked or asked[0] in ("-h", "--help"):
+        print(_help(group))
+        return 0 if asked else BAD_INPUT
     if args[0] == "--version":
         print(f"{PROGRAM} {version('jdfl-lightning')}")
         return 0

@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,20 @@ def split_options(args: Sequence[str], names: Collection[str]) -> tuple[list[str
 def given_values(args: Sequence[str], name: str) -> list[str]:
     """Return the values that are given to an option, in arguments that are `joined`; empty where one is missing."""
     return [arg.partition("=")[2] for arg in split_options(args, {name})[0]]
+
+
+def named_in_full(args: Sequence[str]) -> list[str]:
+    """Return arguments with short names of classes replaced by their import paths.
+
+    >>> named_in_full(["--supervision.help", "hard"])  # what follows a request for help is not `joined` with it
+    ['--supervision.help', 'jdfl_lightning.supervision.hard.Hard']
+    """
+    found: list[str] = []
+    for before, arg in pairwise(["", *args]):
+        option, equals, value = (before, "", arg) if before.endswith(".help") else arg.partition("=")
+        name = full_name(option[2:].removesuffix(".help"), value)
+        found.append(name if before.endswith(".help") else f"{option}{equals}{name}")
+    return found
 
 
 def with_lists(args: Sequence[str]) -> list[str]:

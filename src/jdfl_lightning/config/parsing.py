@@ -20,9 +20,9 @@ from jdfl_lightning.config.files import (
     MOVED,
     as_dict,
     find_config,
-    full_name,
     given_values,
     joined,
+    named_in_full,
     read_config,
     run_of,
     shipped_configs,
@@ -166,8 +166,7 @@ def parse_experiment(
     files = [find_config(name) for name in given_values(configs_given, "config")]
     configs = [] if saved is None else [dict(saved)]
     configs += [{name: v for name, v in read_config(file).items() if name not in leave_out} for file in files]
-    parts = [arg.partition("=") for arg in with_lists(options)]
-    options = [f"{option}{equals}{full_name(option[2:], value)}" for option, equals, value in parts]
+    options = named_in_full(with_lists(options))
     moved_given, options = split_options(options, MOVED)
     moved: dict[str, Any] = {name: values[-1] for name in MOVED if (values := given_values(moved_given, name))}
     for config in configs:

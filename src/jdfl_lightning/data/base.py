@@ -153,8 +153,8 @@ class DomainDataModule(Loaders, ABC):
 
     def _unload(self) -> None:
         """Forget what was loaded, and all that was derived from it."""
-        names = {"domain_names"} if type(self).domain_names else set()  # else `load` finds them
-        for name in {"images", "labels", "domains", "partition", "_copies", "pixels", "unseen_names", *names}:
+        self.domain_names = vars(self).pop("_all_names", self.domain_names)
+        for name in ("images", "labels", "domains", "partition", "_copies", "pixels", "unseen_names"):
             vars(self).pop(name, None)
 
     def with_features(self, features: Tensor | None, network: str) -> DomainDataModule:
@@ -195,7 +195,7 @@ class DomainDataModule(Loaders, ABC):
         check_loaded(self, loaded)
         images, labels, domains = loaded
         names, seen = list(self.domain_names), seen_domains(self)
-        self.domain_names = seen
+        self._all_names, self.domain_names = self.domain_names, seen
         self.unseen_names = [name for name in names if name not in seen]
         places = torch.tensor([[*seen, *self.unseen_names].index(name) for name in names])
         self.images, self.labels, self.domains = images, labels.long(), places[domains.long()]

@@ -23,12 +23,11 @@ from jdfl_lightning.server.resume import find_run
 from jdfl_lightning.server.run import fit
 from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.folder import SavedRun
+from jdfl_lightning.storage.names import FEDERATION
 from jdfl_lightning.ui.display import Display
 
-_RUN = "federation.json"
-"""File of a run folder with the id under which sites know the run."""
 _RunId = dict[Literal["run"], Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]]
-"""Its content."""
+"""Content of the file `FEDERATION`."""
 
 
 @dataclass
@@ -58,7 +57,7 @@ class SitesBackend(Backend):
         """Give the run an id for its sites; a resumed run keeps its id."""
         if self.federation is None:
             raise InputError("Expected SitesBackend to be used by the server of a federation: see docs/flower.md.")
-        file = states.folder.parent / _RUN
+        file = states.folder.parent / FEDERATION
         if not file.exists():
             write_whole(file, json.dumps({"run": secrets.token_hex(16)}).encode())
         with reading("the name of the run", file):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.fit import Workspace
@@ -106,7 +107,7 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             display.say(f"run folder: {folder}{where}")
             if isinstance(logger, WandbRounds) and logger.address:
                 display.say(f"Weights & Biases: {logger.address}")
-            _describe(experiment, folder, display)
+            about, protocol = _describe(experiment, folder)
             if logger is not None:
                 logger.log_hyperparams(as_dict(experiment))
             drop_later_rounds(folder, reached.state.round if reached else 0, experiment.selection)
@@ -121,6 +122,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                 try:
                     events.run_started(folder, experiment)
                     with experiment.backend.open(workspace.experiment, states) as runner:
+                        display.table(data_table(about))  # not before the backend has accepted its options
+                        display.say(f"protocol: {protocol.name}; accuracy is reported {protocol.picked}")
                         yield Session(experiment, workspace, runner, journal, events, updates, reached)
                 except (KeyboardInterrupt, InputError) as error:
                     if not isinstance(error, StorageError):
@@ -147,14 +150,13 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
                 logger.finalize(status)
 
 
-def _describe(experiment: Experiment, folder: Path, display: Display) -> None:
-    """Write and show what the run's images are and which protocol it follows."""
+def _describe(experiment: Experiment, folder: Path) -> tuple[dict[str, Any], Protocol]:
+    """Write and return what the run's images are and which protocol it follows."""
     about, data = experiment.data.describe(), experiment.data
     protocol = Protocol.of({name: getattr(data, name) for name in option_defaults()}, experiment.selection)
     about["protocol"] |= {"name": protocol.name, "select": protocol.select}
     write_whole(folder / DATA, json.dumps(about, indent=1).encode())
-    display.table(data_table(about))
-    display.say(f"protocol: {protocol.name}; accuracy is reported {protocol.picked}")
+    return about, protocol
 
 
 @contextmanager

@@ -32,6 +32,7 @@ _OWN_FOLDERS = {CHECKPOINTS, CLIENTS, "wandb", "csv", "tensorboard"}
 """Folders that a run makes: its checkpoints, its clients' states, and those of the loggers."""
 _OWN_FILES = {CONFIG, "best.safetensors", "last.safetensors", names.METRICS, names.DATA, names.STOPPED, names.NETWORK}
 _OWN_FILES |= {names.EVALUATION, names.CONFUSION, names.CLIENT_ROWS, names.DISCOVERY, names.VECTORS, names.DIAGNOSIS}
+_OWN_FILES |= {names.FEDERATION}
 _OWN_PICTURES = {"curves", "discovery", "confusion", "targets", "diagnosis"}
 _PICTURE_ENDS = {".png", ".pdf", ".svg"}
 

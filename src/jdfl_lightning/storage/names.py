@@ -8,6 +8,8 @@ from annotated_types import Interval, Len
 
 NETWORK = "network.safetensors"
 """The frozen network of a run whose clients train on its features; all weights of the run share it."""
+FEDERATION = "federation.json"
+"""The id under which the sites of a federation know the run."""
 RUNS = "runs"
 """Where new run folders are made."""
 METRICS, CURVES = "metrics.csv", "curves.png"

@@ -57,6 +57,7 @@ def live_state(folder: Path) -> dict[str, Any]:
         "accuracy": summary.accuracy,
         "worst": summary.worst,
         "left": _seconds_left(rows, summary.rounds) if summary.state == "running" else None,
+        "spent": _total(_seconds(rows)),
         "curves": _curves(rows),
         "loss": _points(rows, "train/loss"),
         "discovery": None if found is None else _discovery(found),
@@ -86,11 +87,21 @@ def _discovery(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _seconds_left(rows: Sequence[Mapping[str, float]], rounds: int | None) -> float | None:
     """Return the seconds that the rounds left take, by the mean of those that are over."""
-    if not rows or rounds is None:
+    total = _total(_seconds(rows))
+    if total is None or rounds is None:
         return None
-    each = [row.get("time/fit", math.nan) + row.get("time/evaluate", math.nan) for row in rows]
-    mean = sum(each) / len(each)
-    return None if math.isnan(mean) else max(0.0, (rounds - rows[-1]["round"]) * mean)
+    return max(0.0, (rounds - rows[-1]["round"]) * total / len(rows))
+
+
+def _seconds(rows: Sequence[Mapping[str, float]]) -> list[float]:
+    """Return the seconds that each round took."""
+    return [row.get("time/fit", math.nan) + row.get("time/evaluate", math.nan) for row in rows]
+
+
+def _total(seconds: Sequence[float]) -> float | None:
+    """Return the seconds of all rounds; None if there are none, or if one is not known."""
+    total = sum(seconds)
+    return None if not seconds or math.isnan(total) else total
 
 
 @cache

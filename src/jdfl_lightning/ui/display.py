@@ -84,14 +84,18 @@ class PlainDisplay(Display):
         self.console = console or Console(force_jupyter=False)
         self._begin: tuple[float, int] | None = None
         self._first_run: float | None = None
+        self._last_table = ""
 
     def say(self, text: str) -> None:
         """Show one line."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def table(self, table: Table) -> None:
-        """Show a table, as wide as the console."""
-        self.say(as_text(table, self.console.width))
+        """Show a table, as wide as the console; not if it is the one shown last, as the runs of a suite share data."""
+        text = as_text(table, self.console.width)
+        if text != self._last_table:
+            self.say(text)
+        self._last_table = text
 
     def _run_line(self, number: int, total: int, name: str) -> str:
         """Return the line shown when one of several runs begins, with the time left for all; reset the round times."""
