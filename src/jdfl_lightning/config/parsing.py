@@ -278,6 +278,7 @@ def setting_options() -> Options:
 def _choices(hint: Any) -> list[str]:
     """Return the values that a type allows; none if they cannot be listed.
 
+    >>> from typing import Literal
     >>> _choices(Literal["max", "sum"] | None), _choices(bool), _choices(int)
     (['max', 'sum'], ['true', 'false'], [])
     """
