@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.table import Table
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 from torch import Tensor
 
@@ -416,3 +417,11 @@ def test_tables_of_details() -> None:
     assert re.search("photo +4 +75.00 +25.00", second)
     plain = part | {"domains": {"photo": {"images": 4, "accuracy": 0.5, "pseudo_domains": [1.0]}}}
     assert len(details_tables(details | {"test": plain})) == 1  # there is nothing to choose
+
+
+def test_tables_are_plain_text_where_colours_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook, whose kernel sets this variable."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    table = Table("domain", "images", title="digits")
+    table.add_row("ink", "3")
+    assert [line.split() for line in as_text(table).splitlines()] == [["digits"], ["domain", "images"], ["ink", "3"]]

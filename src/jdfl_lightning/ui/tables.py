@@ -16,7 +16,7 @@ _READABLE = 12
 
 def table_width(table: Table) -> int:
     """Return the width of a table in which no cell is broken into lines."""
-    console = Console(width=_UNLIMITED, file=io.StringIO(), force_jupyter=False)
+    console = Console(width=_UNLIMITED, file=io.StringIO(), color_system=None, force_jupyter=False)
     return console.measure(table).maximum
 
 
@@ -51,7 +51,7 @@ def fitted(table: Table, width: int) -> list[Table]:
 def as_text(table: Table, width: int = _UNLIMITED) -> str:
     """Return a table as lines of text, without a frame, turned or in parts if it is too wide."""
     table.box = None
-    console = Console(width=width, file=io.StringIO(), force_jupyter=False)
+    console = Console(width=width, file=io.StringIO(), color_system=None, force_jupyter=False)
     with console.capture() as lines:
         for part in fitted(table, width):
             console.print(part)
