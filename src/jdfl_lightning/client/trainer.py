@@ -201,9 +201,10 @@ def check_trainer(options: TrainerOptions) -> None:
     """Raise an `InputError` if Lightning does not accept the options on this machine."""
     try:
         with quiet():
-            trainer = silent_trainer(options)
+            trainer = unused_trainer(options)  # nothing is trained with it
     except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         raise InputError(f"Expected --trainer to have options that work on this machine but: {error}") from error
+    torch.use_deterministic_algorithms(options.deterministic)  # else that of an earlier run stays
     on_cpu, half = isinstance(trainer.accelerator, CPUAccelerator), "16" in options.precision
     if half and on_cpu and not survives_half_precision():
         raise InputError(

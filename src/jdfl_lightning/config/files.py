@@ -26,6 +26,7 @@ from jdfl_lightning.core.settings import declared_settings
 from jdfl_lightning.storage.trust import CONFIG, settings_to_use, sign
 from jdfl_lightning.supervision import short_names
 
+_DUMPER: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path)
 
 
@@ -68,7 +69,13 @@ def _argument_names(kind: Any) -> tuple[str, ...]:
 def save_config(experiment: Experiment, file: Path) -> None:
     """Write the complete settings; `fit --config` with this file repeats the run."""
     settings = as_dict(dataclasses.replace(experiment, run_dir=None, resume=None))
-    write_whole(file, sign(yaml.safe_dump(settings, sort_keys=False).encode()))
+    write_whole(file, sign(as_yaml(settings).encode()))
+
+
+def as_yaml(settings: Mapping[str, Any]) -> str:
+    """Return plain values as YAML, in their order."""
+    text: str = yaml.dump(settings, Dumper=_DUMPER, sort_keys=False)
+    return text
 
 
 def shipped_configs() -> dict[str, Path]:

@@ -19,6 +19,7 @@ from jdfl_lightning.config.experiment import Experiment
 from jdfl_lightning.config.files import (
     MOVED,
     as_dict,
+    as_yaml,
     find_config,
     given_values,
     joined,
@@ -190,7 +191,7 @@ def _parse(
 ) -> Experiment:
     """Parse settings, of which later ones win, and options, which win over all of them."""
     parser = make_parser(program)
-    texts = [f"--config={yaml.safe_dump(config, sort_keys=False)}" for config in configs]
+    texts = [f"--config={as_yaml(config)}" for config in configs]
     settings = parser.parse_args([*texts, *options])
     _use_moved(settings, moved)
     parts = {name: _as_part(settings.pop(name, None)) for name in PARTS}

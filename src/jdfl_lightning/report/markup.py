@@ -9,6 +9,7 @@ import base64
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -137,7 +138,13 @@ def render(file: str, **values: Any) -> str:
     network, no other file. ``report.tex`` has the tables alone, to include with ``\input``; it needs no package, and
     with graphicx wide tables are scaled to the page.
     """
-    escape_text, options = _FORMATS[Path(file).suffix]
+    return _environment(Path(file).suffix).get_template(f"{file}.jinja").render(values, generator=GENERATOR)
+
+
+@cache
+def _environment(suffix: str) -> Environment:
+    """Return what renders the templates of a format; it compiles each of them once."""
+    escape_text, options = _FORMATS[suffix]
     environment = Environment(
         loader=PackageLoader("jdfl_lightning.report"),
         finalize=lambda value: value if isinstance(value, Markup) else escape_text(str(value)),
@@ -148,7 +155,7 @@ def render(file: str, **values: Any) -> str:
         **options,
     )
     environment.filters["breakable"] = _breakable
-    return environment.get_template(f"{file}.jinja").render(values, generator=GENERATOR)
+    return environment
 
 
 def _breakable(text: str) -> Markup:

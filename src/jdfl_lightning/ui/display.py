@@ -41,8 +41,9 @@ class Display:
         """Show one line."""
 
     def table(self, table: Table) -> None:
-        """Show a table."""
-        self.say(as_text(table))
+        """Show a table; it is not rendered where lines are not shown."""
+        if getattr(self.say, "__func__", None) is not Display.say:
+            self.say(as_text(table))
 
     def step(self, what: str, done: int, total: int) -> None:
         """Show the progress of a stage, from 0 on: decoding, downloading, discovery, the clients of a round."""
