@@ -112,8 +112,10 @@ def test_the_state_follows_the_folder() -> None:
 
 def test_bad_input_to_watch(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run").mkdir()
+    Path("runs/one").mkdir(parents=True)
     for arguments, named in (
         (["nowhere"], "nowhere"),
+        (["runs"], "the folder of one run"),
         (["run", "--port", "99999"], "--port"),
         (["run", "run"], "RUNS"),
     ):
