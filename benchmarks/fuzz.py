@@ -9,12 +9,12 @@ with sound and cheap arguments gets some that are strange; in the odd ones a fil
 
 A case passes if the command ends within a minute with exit code 0, or with 2 and one line that begins with
 ``jdfl-lightning:`` (notes may come before it), or with 1 where that is documented: `test` whose numbers differ, and a
-suite with runs that failed. Commands that look and `runs rm` leave every file as it was, except `runs rm` with exit
-code 0, which removes whole folders that it was given. No trace, no signal, no more than 1 GiB of memory beside that of the imported packages, and
-nothing written outside its folder; other programs and connections are refused, and count as a failure. (Two things are
-by design: what an algorithm raises is shown with its trace on standard output, as it may be the user's; and a named
-pipe that an argument names is waited for, so that none is given to options that read or write one.) Of `watch`, the
-numbers are asked for once, without a browser, and `download` finds nobody who answers.
+suite with runs that failed. No trace, no signal, no more than 1 GiB of memory beside that of the imported packages, and
+nothing written outside its folder; other programs and connections are refused, and count as a failure. Commands that
+only look leave every file as it was, and so does `runs rm`, but for the folders that it was given, if it ends with 0.
+(Two things are by design: what an algorithm raises is shown with its trace on standard output, as it may be the user's;
+and a named pipe that an argument names is waited for, so that none is given to options that read or write one.) `watch`
+is asked for its numbers once, without a browser, and `download` finds nobody who answers.
 """
 
 from __future__ import annotations
