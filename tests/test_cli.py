@@ -296,6 +296,7 @@ def test_live_display() -> None:
         display.round(2, 3, METRICS)
         display.round(3, 3, METRICS)
         assert "finishing" in shown()
+        assert "/3" not in shown()  # it said 2/3, though all rounds are over
         display.run(2, 4, "fedavg-base-seed1")
         assert all(part in shown() for part in ("runs", "1/4", "starting"))
         assert "round 2" not in shown()

@@ -127,6 +127,13 @@ def test_rm_deletes_runs_alone(capsys: pytest.CaptureFixture[str], monkeypatch: 
     (Path("runs/two") / "images").symlink_to(elsewhere.absolute())
     assert "images" in refused(capsys, "runs", "rm", "runs/two", "--yes")
     (Path("runs/two") / "images").unlink()
+    # the working folder, which could only be emptied
+    before = contents("runs/one")
+    with monkeypatch.context() as there:
+        there.chdir("runs/one")
+        for folder in (".", "../one", str(Path.cwd())):
+            assert "Nothing was deleted" in refused(capsys, "runs", "rm", folder, "--yes")
+    assert contents("runs/one") == before
     # asks, or needs --yes
     assert "--yes true" in refused(capsys, "runs", "rm", "runs/one")
     monkeypatch.setattr(sys, "stdin", Terminal())
@@ -137,7 +144,7 @@ def test_rm_deletes_runs_alone(capsys: pytest.CaptureFixture[str], monkeypatch: 
     # a link inside is removed, and what it leads to stays
     (Path("runs/two") / "checkpoints").mkdir()
     (Path("runs/two") / "checkpoints" / "out").symlink_to(elsewhere.absolute())
-    assert main(["runs", "rm", "runs/two", "--yes", "true"]) == 0
+    assert main(["runs", "rm", "runs/two", str(Path("runs/two").absolute()), "--yes", "true"]) == 0  # twice the same
     assert not list(Path("runs").iterdir())
     assert (elsewhere / "precious").read_text() == "here"
 

@@ -101,9 +101,9 @@ def rm(runs: list[Path], yes: bool = False) -> int:
     from jdfl_lightning.report.listing import summarize
     from jdfl_lightning.storage.folder import check_removable, remove_runs
 
-    runs = list(dict.fromkeys(runs))
     for folder in runs:
         check_removable(folder)
+    runs = list({folder.resolve(): folder for folder in runs}.values())  # one may be given in two ways
     if not yes:
         if not sys.stdin.isatty():
             raise InputError("Expected --yes true, as there is no terminal to ask at. Nothing was deleted.")

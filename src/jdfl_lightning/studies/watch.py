@@ -185,6 +185,10 @@ class WatchServer(ThreadingHTTPServer):
         require(0 <= port < 1 << 16, "--port", "between 0 and 65535", port)
         if not Path(folder).is_dir():
             raise InputError(f"Expected a run folder but there is no folder {folder}.")
+        if (
+            any(Path(folder).iterdir()) and not (Path(folder) / CONFIG).exists()
+        ):  # an empty one may be that of a run soon
+            raise InputError(f"Expected a run folder but {folder} has no {CONFIG}: give the folder of one run.")
         handler = type("_FolderHandler", (_Handler,), {"folder": Path(folder)})
         try:
             super().__init__((ADDRESS, port), handler)
