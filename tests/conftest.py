@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
     from torch import Tensor
 
     from jdfl_lightning import DigitsDomains
@@ -34,14 +35,15 @@ for name in (
     os.environ.setdefault(f"RAY_{name}", "300")
 os.environ.setdefault("RAY_health_check_timeout_ms", "300000")
 # how long an example takes says something about the machine alone
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
+settings.register_profile("all", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=25)  # others: helpers.examples
 # a shell that starts the tests in the background has them, and what they start, ignore Ctrl-C
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave out the doctests of the one module that imports flwr where it cannot be installed."""
+    """Choose how many random examples there are; leave out the doctests of flwr's module where it is missing."""
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "all")
     if sys.version_info < (3, 11):
         module = Path(__file__).parents[1] / "src/jdfl_lightning/federation/flower.py"
         config.option.ignore = [*(config.option.ignore or ()), str(module)]
@@ -79,24 +81,35 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _computed_once() -> Iterator[None]:
-    """What comes out the same in every test: the embedded digits, and the parser of settings.
+    """What comes out the same in every test: the embedded digits, the parser of settings, and what workers import.
 
     A test that changes its images changes a copy. The parser has no state, and those of commands read docstrings.
+    A worker of a pool would take a second to import the helpers: the process that workers are forked from has them.
     """
+    from multiprocessing import forkserver
+
     import docstring_parser
 
     from jdfl_lightning import DigitsDomains
     from jdfl_lightning.config import parsing
 
-    render = DigitsDomains.load
+    render, make_parser, preload = DigitsDomains.load, parsing.make_parser, forkserver.set_forkserver_preload
 
     @functools.cache
     def rendered(size: int) -> tuple[Tensor, Tensor, Tensor]:
         return render(DigitsDomains(size))
 
+    @functools.cache
+    def parser_with_defaults(program: str) -> ArgumentParser:
+        parser = make_parser(program)
+        defaults = parser.get_defaults(skip_validation=True)
+        patch.setattr(parser, "get_defaults", lambda **_: defaults.clone())
+        return parser
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DigitsDomains, "load", lambda data: tuple(found.clone() for found in rendered(data.size)))
-        patch.setattr(parsing, "make_parser", functools.cache(parsing.make_parser))
+        patch.setattr(parsing, "make_parser", parser_with_defaults)
+        patch.setattr(forkserver, "set_forkserver_preload", lambda names: preload([*names, "helpers"]))
         patch.setattr(docstring_parser, "parse_from_object", functools.cache(docstring_parser.parse_from_object))
         yield
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import Reports, ToyData, Watched, checkered, experiment
+from helpers import Reports, ToyData, Watched, checkered, examples, experiment
 from jdfl_lightning import (
     Algorithm,
     DigitsDomains,
@@ -280,7 +280,7 @@ def test_partial_participation_by_hand(tmp_path: Path) -> None:
     assert play.client("c", 1 - client) == 0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC"]),
     sizes=st.lists(st.integers(1, 6), min_size=2, max_size=4),

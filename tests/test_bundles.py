@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import contents, experiment
+from helpers import contents, examples, experiment
 from jdfl_lightning import DigitsDomains, Experiment, LocalBackend, PoolBackend, VectorBackend, fit
 from jdfl_lightning.algorithms import SCAFFOLD
 from jdfl_lightning.config import Checkpointing
@@ -158,7 +158,7 @@ def test_a_state_of_a_void_attempt_is_replaced(tmp_path: Path) -> None:
         assert [int(reader.load(client, ROUND)["n"]["seen"]) for client in (4, 5)] == [54, 55]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data())
 def test_no_damage_goes_unseen(data: st.DataObject, tmp_path_factory: Any) -> None:
     """Any byte changed, any end missing, any bytes at all: every client has its state or an error."""

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from helpers import examples
 from jdfl_lightning import PACS, DigitsDomains, ImageFolderDomains, OfficeCaltech
 from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.data import cache
@@ -24,7 +25,7 @@ from jdfl_lightning.data.transforms import to_input
 # --- who holds which image
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 25), min_size=3, max_size=3), min_size=1, max_size=4),
     extra=st.integers(0, 8),

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from helpers import Reports, contents, digits, discovered, experiment, targets
+from helpers import Reports, contents, digits, discovered, examples, experiment, targets
 from jdfl_lightning import Clustering, Experiment, GradedTargets, PoolBackend, TrainerOptions, fit
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.cli import main
@@ -78,7 +78,7 @@ def test_clear_clusters_are_found(criterion: str, sizes: list[int]) -> None:
         torch.testing.assert_close(found.centroids[domain], mean)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 100), m=st.integers(1, 6))
 def test_clusters_do_not_depend_on_the_order_of_clients(seed: int, m: int) -> None:
     vectors, _ = blobs([2, 3, 2, 3, 2, 4], noise=0.2, seed=seed)
@@ -115,7 +115,7 @@ def test_elbow_by_hand() -> None:
     assert elbow({1: 10.0, 2: 4.4, 3: 0.0}) == 2
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(count=st.integers(4, 12), seed=st.integers(0, 100))
 def test_equally_distant_clients_show_no_elbow(count: int, seed: int) -> None:
     """Orthogonal updates: M clusters have an inertia of N - M whoever is joined, which is a straight line."""
@@ -146,7 +146,7 @@ def test_best_silhouette_by_hand() -> None:
     assert best_silhouette({}) is None
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(seed=st.integers(0, 100), m=st.integers(1, 5))
 def test_fewer_dimensions_change_nothing(seed: int, m: int) -> None:
     """What k-means finds is of the vectors themselves: their inertia, and each with its nearest mean.
@@ -214,7 +214,7 @@ def test_equal_updates_of_many_entries_are_one_domain(count: int) -> None:
     assert found.picks == {"elbow": None, "silhouette": None}
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(count=st.integers(4, 40), length=st.integers(1000, 3000), seed=st.integers(0, 100))
 def test_nothing_is_found_in_noise(count: int, length: int, seed: int) -> None:
     vectors = torch.randn(count, length, generator=torch.Generator().manual_seed(seed))
@@ -239,7 +239,7 @@ def centroids(m: int, length: int = 5) -> st.SearchStrategy[torch.Tensor]:
     return st.lists(st.lists(entries, min_size=length, max_size=length), min_size=m, max_size=m).map(torch.tensor)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     mu=st.integers(1, 8).flatmap(centroids),
     alpha=st.floats(0.01, 1),
@@ -421,7 +421,7 @@ def test_joining_by_hand() -> None:
     assert (again.joined, found.joined) == ({5: 1, 6: 1}, {})
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 1000), m=st.integers(1, 5))
 def test_everybody_is_nearest_to_the_own_centroid(seed: int, m: int) -> None:
     vectors, _ = blobs([3, 4, 2, 3], noise=0.6, seed=seed)

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 
-from helpers import digits, experiment
+from helpers import digits, examples, experiment
 from jdfl_lightning import SCAFFOLD, Experiment, FedAvg, ImageFolderDomains, TrainerOptions, fit
 from jdfl_lightning.cli import main
 from jdfl_lightning.client.fit import Workspace
@@ -338,7 +338,7 @@ SETTINGS = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(content=SETTINGS)
 def test_fuzzed_configs(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever a YAML file says: settings, or an `InputError`."""

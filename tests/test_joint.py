@@ -8,13 +8,14 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from helpers import examples
 from jdfl_lightning.joint import (
     DomainAccuracy,
     GradedTargets,
@@ -328,7 +329,7 @@ def test_logits_and_indices_agree_and_batches_add_up(m: int, c: int, seed: int) 
     assert whole.compute().item() == pytest.approx(sum((logits.argmax(1) % c == labels).tolist()) / 30)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(seed=SEEDS)
 def test_domain_accuracy_against_a_plain_count(seed: int) -> None:
     g = generator(seed)

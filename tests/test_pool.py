@@ -20,11 +20,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jdfl_lightning
-from helpers import Lines, Mortal, alive, children, contents, digits, experiment, finished, same, until
+from helpers import Lines, Mortal, alive, children, contents, digits, examples, experiment, finished, same, until
 from jdfl_lightning import Experiment, LocalBackend, PoolBackend, TrainerOptions, algorithms, fit
 from jdfl_lightning.backends.dispatch import HELD, Dispatcher, Job, Worker
 from jdfl_lightning.backends.local import LocalRunner
@@ -313,7 +313,7 @@ class Fake(Worker):
         return ""
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=40), workers=st.integers(1, 4), seed=st.integers(0, 99))
 def test_order_and_number_of_results(sizes: list[int], workers: int, seed: int) -> None:
     """Results come in the order of tasks; a round's end is begun longest first; few results wait for earlier ones."""

@@ -19,12 +19,12 @@ import torch
 from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch import Tensor, nn
 
-from helpers import Watched, contents, digits, experiment, tiny_net
+from helpers import Watched, contents, digits, examples, experiment, tiny_net
 from jdfl_lightning import Experiment, PrivateFedAvg, RunCallback, fit
 from jdfl_lightning.algorithms.privacy import KEY_BYTES, STEPS, gaussian, keyed_bytes, secret_sample, spent_epsilon
 from jdfl_lightning.cli import main
@@ -84,7 +84,7 @@ def test_the_mean_by_hand() -> None:
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(scale=st.floats(0, 1e4), seed=st.integers(0, 50))
 def test_one_client_moves_the_mean_by_at_most_two_clips(scale: float, seed: int) -> None:
     """The sensitivity that the accountant is told: 2 C / count, whatever one client sends instead; hardly any noise."""

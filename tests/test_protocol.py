@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from helpers import experiment
+from helpers import examples, experiment
 from jdfl_lightning import PACS, DigitsDomains, ImageFolderDomains, OfficeCaltech, SiteFolders, fit
 from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.data.base import Roster
@@ -77,7 +77,7 @@ def images_of(sizes: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 SIZES = st.lists(st.lists(st.integers(4, 25), min_size=3, max_size=3), min_size=2, max_size=4)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     sizes=SIZES,
     extra=st.integers(0, 6),
@@ -152,7 +152,7 @@ def test_validation_has_random_numbers_of_its_own() -> None:
 # --- mixtures of domains
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(sizes=SIZES, extra=st.integers(0, 6), mix=st.floats(0, 1), seed=st.integers(0, 100))
 def test_mixtures_are_in_proportion(sizes: list[list[int]], extra: int, mix: float, seed: int) -> None:
     """A client gives lambda of its images, rounded, and gets as many, in the proportions of all that are given.

@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import experiment
+from helpers import examples, experiment
 from jdfl_lightning import fit
 from jdfl_lightning.cli import main
 from jdfl_lightning.report import published, write
@@ -693,7 +693,7 @@ def test_escapes_leave_nothing_active(text: str) -> None:
     assert "\r" not in markdown + latex
 
 
-@settings(deadline=None, max_examples=5)
+@examples(5)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_runs_does_not_matter(chance: random.Random) -> None:
     if not RUNS.exists():

@@ -21,11 +21,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
-from helpers import checkered, contents, digits, discovered, experiment, finished
+from helpers import checkered, contents, digits, discovered, examples, experiment, finished
 from jdfl_lightning import Experiment, LocalBackend, PoolBackend, VectorBackend, algorithms, evaluate, fit
 from jdfl_lightning.backends import Backend
 from jdfl_lightning.cli import BAD_INPUT, main
@@ -506,7 +506,7 @@ def test_damage_is_named_and_the_checkpoint_before_is_offered(damage: str, victi
     assert ours == theirs
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data())
 def test_no_damage_goes_unseen_or_does_anything_else(data: st.DataObject, tmp_path_factory: Any) -> None:
     """Any byte changed, any end missing, any bytes at all: the original record, or a `StorageError`."""
@@ -532,7 +532,7 @@ def test_no_damage_goes_unseen_or_does_anything_else(data: st.DataObject, tmp_pa
         assert torch.equal(record["c"]["w"], tensor)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     about=st.dictionaries(
         st.sampled_from(["round", "clients", "metrics", "data", "logger"]),

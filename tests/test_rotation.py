@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import contents, digits, discovered, experiment, same
+from helpers import contents, digits, discovered, examples, experiment, same
 from jdfl_lightning import Clustering, PoolBackend, fit
 from jdfl_lightning.client.fit import Workspace, fit_client
 from jdfl_lightning.client.probe import turn
@@ -33,7 +33,7 @@ def update(clustering: Clustering, labels: torch.Tensor | None = None) -> torch.
     return fit_client(workspace, task, {})[0].upload["update"]["u"]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(count=st.integers(1, 11), side=st.integers(1, 5), num_classes=st.integers(1, 12), seed=st.integers(0, 99))
 def test_images_are_turned_as_their_labels_say(count: int, side: int, num_classes: int, seed: int) -> None:
     """As NumPy turns one image at a time; the batch itself is unchanged, and angles differ in number by one at most."""

@@ -13,10 +13,10 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import Lines, Reports, checkered, experiment, finished
+from helpers import Lines, Reports, checkered, examples, experiment, finished
 from jdfl_lightning import SCAFFOLD, FedAvg, FedProc, RobustFedAvg, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms import Algorithm, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
@@ -328,7 +328,7 @@ def honest(form: Form, client: int, value: float) -> FitResult:
     return FitResult(client, 5, 1, 1.0, filled(form.weights, value), filled(form.buffers, value), upload)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
 def test_malformed_answers_are_refused_and_nothing_is_raised(algorithm: Algorithm, data: st.DataObject) -> None:
@@ -374,7 +374,7 @@ def test_malformed_answers_are_refused_and_nothing_is_raised(algorithm: Algorith
     assert all(math.isfinite(norm(tensors)) for tensors in (weights, *record.values()))
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.data())
 def test_fuzzed_answers(data: st.DataObject) -> None:
     """Whatever a client sends: it enters, being finite and of the right form, or is refused; nothing is raised."""

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.cli import LightningCLI
 from matplotlib.figure import Figure
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.checks import check_forward_full_state_property
 
+from helpers import examples
 from jdfl_lightning import (
     ClassScores,
     DigitsDomains,
@@ -267,7 +268,7 @@ def test_targets_that_are_given_are_not_replaced_by_a_checkpoint() -> None:
 # --- precision
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(scale=st.floats(0, 1e3), seed=st.integers(0, 99), half=st.sampled_from([torch.bfloat16, torch.float16]))
 def test_half_precision_keeps_the_loss_in_float32(scale: float, seed: int, half: torch.dtype) -> None:
     """The loss of logits in half precision is that of the same numbers in single precision, to the last bit."""
@@ -436,7 +437,7 @@ def test_plots(kind: type[Metric], arguments: dict[str, Any]) -> None:
     assert metric.plot(ax=own)[1] is own
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seeds=st.lists(st.integers(0, 999), min_size=1, max_size=4), groups=st.booleans())
 def test_a_collection_gives_what_its_metrics_give(seeds: list[int], groups: bool) -> None:
     """Together, with or without compute groups, by update or by forward, in one collection or one by one."""
