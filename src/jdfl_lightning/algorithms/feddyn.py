@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.core.errors import require
@@ -56,6 +57,8 @@ class FedDyn(Algorithm):
 
 class DualUpdate(LocalUpdate):
     """Local SGD with a_i (theta_i - theta + v_i) added to every gradient; then v_i <- v_i + theta_i - theta."""
+
+    stacks: ClassVar[bool] = True
 
     def __init__(self, task: FitTask, state: Record, alpha: float) -> None:
         super().__init__(task, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
@@ -29,6 +30,8 @@ class FedProx(FedAvg):
 
 class ProximalUpdate(LocalUpdate):
     """Local SGD on f_i(theta_i) + mu/2 ||theta_i - theta||^2."""
+
+    stacks: ClassVar[bool] = True
 
     def __init__(self, task: FitTask, state: Record, mu: float) -> None:
         super().__init__(task, state)

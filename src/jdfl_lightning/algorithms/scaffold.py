@@ -60,6 +60,7 @@ class VariateUpdate(LocalUpdate):
     """Local SGD with c - c_i added to every gradient; then c_i+ = c_i - c + (theta - theta_i) / (K lr)."""
 
     needs_plain_sgd: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
 
     def begin(self, params: Tensors) -> None:
         """Prepare the shift c - c_i, which is constant in a fit."""

@@ -7,6 +7,7 @@ order, but only those that an algorithm of this package uses.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -45,7 +46,11 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
 
 def has_known_hooks(update: LocalUpdate) -> bool:
     """Return whether all hooks of a callback are this package's own and called by `PlainLoop`."""
-    kind = type(update)
+    return _has_known_hooks(type(update))
+
+
+@cache
+def _has_known_hooks(kind: type[LocalUpdate]) -> bool:
     return all(
         name in _HOOKS and getattr(kind, name).__module__.startswith("jdfl_lightning.")
         for name, hook in vars(pl.Callback).items()

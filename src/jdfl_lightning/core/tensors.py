@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ Tensors = dict[str, Tensor]
 
 Record = dict[str, Tensors]
 """Group -> named tensors, such as ``{"c": {...}}``: what an algorithm keeps and sends."""
+
+_SMALL = 1 << 16
+"""Values of a tensor that fits into a core's cache."""
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -84,6 +87,18 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], alpha: float = 1.0) ->
     return {name: torch.add(a[name], b[name], alpha=alpha) for name in a}
 
 
+def divide(a: Mapping[str, Tensor], b: float | Tensor) -> Tensors:
+    """Return ``a / b``, name by name; if b is a number for each of K clients, (K, ...) for each name.
+
+    >>> divide({"w": torch.ones(2)}, torch.tensor([1.0, 4.0]))
+    {'w': tensor([[1.0000, 1.0000],
+            [0.2500, 0.2500]])}
+    """
+    if not isinstance(b, Tensor):
+        return {name: tensor / b for name, tensor in a.items()}
+    return {name: tensor / b.to(tensor.dtype).view(-1, *[1] * tensor.ndim) for name, tensor in a.items()}
+
+
 def norm(tensors: Mapping[str, Tensor]) -> float:
     """Return the Euclidean norm of all floating-point tensors together, in double precision: finite if they are.
 
@@ -95,11 +110,38 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 
 def place(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Copy tensors to where the parameters of the same names are: device, type and memory layout.
+    """Return tensors where the parameters of the same names are: device, type and memory layout. Do not change them.
 
-    Operations over lists of tensors are fused only if layouts agree.
+    Operations over lists of tensors are fused only if layouts agree. What is there already is not copied.
     """
-    return [torch.empty_like(param).copy_(tensors[name]) for name, param in params.items()]
+    return [_placed(tensors[name], param) for name, param in params.items()]
+
+
+def _placed(tensor: Tensor, param: Tensor) -> Tensor:
+    there = (tensor.device, tensor.dtype, tensor.shape) == (param.device, param.dtype, param.shape)
+    if there and tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_like(param).copy_(tensor)
+
+
+def stack_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of the same shape and type; if they are the rows of one tensor, in their order, do not copy them.
+
+    >>> rows = torch.arange(6.0).view(3, 2)
+    >>> stack_rows(rows.unbind()).data_ptr() == rows.data_ptr()
+    True
+    """
+    first, size = tensors[0], tensors[0].numel()
+    start, width = first.data_ptr(), size * first.element_size()
+    held = first.untyped_storage()
+    inside = start + len(tensors) * width <= held.data_ptr() + held.nbytes()
+    if (
+        size
+        and inside
+        and all(row.data_ptr() == start + place * width and row.is_contiguous() for place, row in enumerate(tensors))
+    ):
+        return first.as_strided((len(tensors), *first.shape), (size, *first.stride()), first.storage_offset())
+    return torch.stack(list(tensors))
 
 
 class RunningSum:
@@ -115,6 +157,8 @@ class RunningSum:
     def __init__(self) -> None:
         self.weight = 0.0
         self._sums: Tensors = {}
+        self._doubles: Tensors = {}
+        """Room for small tensors in double precision: they are sooner copied than added to those of another type."""
         self._first: Tensors = {}
 
     def add(self, tensors: Mapping[str, Tensor], weight: float = 1.0) -> None:
@@ -126,9 +170,15 @@ class RunningSum:
                 for name, tensor in tensors.items()
                 if tensor.is_floating_point()
             }
+            self._doubles = {
+                name: torch.empty_like(accumulator)
+                for name, accumulator in self._sums.items()
+                if tensors[name].dtype is not torch.float64 and accumulator.numel() <= _SMALL
+            }
         self.weight += weight
         for name, accumulator in self._sums.items():
-            accumulator.add_(tensors[name], alpha=weight)  # in double precision, without a copy
+            room, tensor = self._doubles.get(name), tensors[name]
+            accumulator.add_(tensor if room is None else room.copy_(tensor), alpha=weight)
 
     def result(self, scale: float = 1.0) -> Tensors:
         """Return the sum times a factor; integer tensors are not summed: the first ones added are returned."""
