@@ -102,9 +102,10 @@ def test_the_state_follows_the_folder() -> None:
     assert after["spent"] == pytest.approx(before["spent"] + 2)
     assert after["left"] == 0  # it was to have two rounds
     # what cannot be read is said, and the server goes on
-    (folder / "metrics.csv").write_text("round\n1,2\n")
     with served("run") as server:
-        assert "metrics.csv" in json.loads(ask(server, "GET", "/run.json")[2])["problem"]
+        for damaged in ("round\n1,2\n", "test/acc\n0.5\n"):  # a row that is too long; no column of rounds
+            (folder / "metrics.csv").write_text(damaged)
+            assert "metrics.csv" in json.loads(ask(server, "GET", "/run.json")[2])["problem"]
         (folder / "metrics.csv").unlink()
         (folder / "metrics.csv").symlink_to("/etc/hostname")
         assert "is a link" in json.loads(ask(server, "GET", "/run.json")[2])["problem"]

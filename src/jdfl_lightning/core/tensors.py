@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -51,6 +52,15 @@ def num_bytes(record: Mapping[str, Mapping[str, Tensor]]) -> int:
     16
     """
     return sum(tensor.numel() * tensor.element_size() for group in record.values() for tensor in group.values())
+
+
+def digest_tensors(tensors: Mapping[str, Tensor], about: str = "") -> str:
+    """Return a checksum of a text and of named tensors, whatever their order."""
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def misfit(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:

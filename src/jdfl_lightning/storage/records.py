@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,19 +15,10 @@ from safetensors.torch import save
 
 from jdfl_lightning.core.errors import StorageError, reading
 from jdfl_lightning.core.files import checked, require_regular, write_whole
-from jdfl_lightning.core.tensors import Record, Tensors
+from jdfl_lightning.core.tensors import Record, Tensors, digest_tensors
 
 KEY = "jdfl"
 """The one key of a file's metadata (safetensors writes several in random order): a digest, a space, JSON."""
-
-
-def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
-    digest = hashlib.blake2b(about.encode(), digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(_content(tensor.contiguous()))
-    return digest.hexdigest()
 
 
 def save_record(
@@ -54,7 +44,7 @@ def save_record(
         tensors[name] = tensor.clone() if shared else tensor.contiguous()
         stored.add(tensor.untyped_storage().data_ptr())
     text = json.dumps(about or {})
-    write_whole(file, save(tensors, {KEY: f"{_digest(tensors, text)} {text}"}), private, durable)
+    write_whole(file, save(tensors, {KEY: f"{digest_tensors(tensors, text)} {text}"}), private, durable)
 
 
 _TYPES = {
@@ -123,7 +113,7 @@ def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
         with open_record(file) as stored:
             digest, _, text = (stored.metadata() or {})[KEY].partition(" ")
             tensors: Tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 - not a dict
-        if _digest(tensors, text) != digest:
+        if digest_tensors(tensors, text) != digest:
             raise StorageError(f"Expected saved tensors but {file} is damaged: its checksum does not match.")
         about = json.loads(text)
         if not isinstance(about, dict):
