@@ -524,7 +524,7 @@ def test_discovery_is_taken_up() -> None:
     [
         ({"seed_everything": 1}, "--seed_everything to be 0"),
         ({"lr": 0.02}, "--lr to be 0.05"),
-        ({"batch_size": 8}, "--clustering.batch_size to be 96"),
+        ({"batch_size": 8}, "--clustering.batch_size to be 192"),
         ({"clustering": Clustering(epochs=2)}, "--clustering.epochs to be 1"),
         ({"clustering": Clustering(epochs=1, sketch_dim=8)}, "--clustering.sketch_dim to be None"),
         ({"clustering": Clustering(epochs=1, fraction=0.8)}, "--clustering.fraction to be 1.0"),

@@ -23,7 +23,7 @@ from jdfl_lightning.ui.loggers import WandbRounds
 from test_loggers import read_offline
 
 COMMON = ["--data.size", "8", "--data.num_clients", "4", "--backbone", "helpers.tiny_net", "--rounds", "2"]
-COMMON += ["--epochs", "1", "--batch_size", "96", "--clustering.epochs", "1", "--client_fraction", "1.0"]
+COMMON += ["--epochs", "1", "--batch_size", "192", "--clustering.epochs", "1", "--client_fraction", "1.0"]
 COMMON += ["--backend", "LocalBackend", "--run_dir", "suite"]
 
 parse = partial(parse_experiment, "suite")
