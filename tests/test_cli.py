@@ -376,6 +376,13 @@ def test_a_terminal_shows_that_a_command_starts() -> None:
         pass
 
 
+def test_a_terminal_shows_that_a_model_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = StringIO()
+    monkeypatch.setattr("jdfl_lightning.cli.program.Console", lambda **_: Console(file=out, force_terminal=True))
+    assert main(["export", "--run", "nowhere"]) == 2
+    assert "exporting" in out.getvalue()
+
+
 @pytest.mark.slow
 def test_interrupt_ends_with_130() -> None:
     """A second SIGINT in the middle of a fit, which Lightning would answer by leaving the process with 1."""
