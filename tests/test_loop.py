@@ -123,7 +123,7 @@ def test_hooks_of_the_user_get_a_trainer() -> None:
         def local(self, task: FitTask, state: dict[str, dict[str, Tensor]]) -> LocalUpdate:
             return Looking(task, state)
 
-    workspace = Workspace(experiment(algorithm=Rule(), supervision="base"))
+    workspace = Workspace(experiment(algorithm=Rule(), supervision="base", batch_size=96))
     weights, buffers = workspace.initial(1)
     result, _ = fit_client(workspace, FitTask(0, 1, 0, weights, buffers), {})
     assert result.num_steps == 4

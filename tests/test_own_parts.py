@@ -113,7 +113,7 @@ def test_scaffold_divides_by_the_rates_really_used() -> None:
     """Each parameter's own sum: a schedule, a slower head, gradients accumulated over two batches."""
     options = TrainerOptions(accumulate_grad_batches=2)
     common: dict[str, Any] = {"epochs": 2, "lr": 0.1, "head_lr": 0.5, "lr_scheduler": COSINE, "trainer": options}
-    run = experiment(supervision="hard", algorithm=SCAFFOLD(), **common)
+    run = experiment(supervision="hard", algorithm=SCAFFOLD(), batch_size=96, **common)
     workspace = Workspace(run)
     weights, buffers = workspace.initial(3)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -129,10 +129,8 @@ def test_scaffold_divides_by_the_rates_really_used() -> None:
 
 def test_the_mean_loss_under_accumulation() -> None:
     """Lightning divides the loss by the number of accumulated batches; what is reported is the loss of a sample."""
-    losses = [
-        one_fit(experiment(supervision="hard", lr=1e-9, trainer=TrainerOptions(accumulate_grad_batches=n)))[1]
-        for n in (1, 3)
-    ]
+    common: dict[str, Any] = {"supervision": "hard", "lr": 1e-9, "batch_size": 96}
+    losses = [one_fit(experiment(**common, trainer=TrainerOptions(accumulate_grad_batches=n)))[1] for n in (1, 3)]
     assert losses[0].metrics["train/loss"] == pytest.approx(losses[1].metrics["train/loss"], rel=1e-5)
 
 
@@ -160,7 +158,7 @@ def test_scaffold_needs_plain_sgd() -> None:
     [({"limit_train_batches": 2}, 4), ({"max_steps": 3}, 3), ({"limit_train_batches": 0.5}, None), ({}, None)],
 )
 def test_shorter_fits(options: dict[str, Any], steps: int | None) -> None:
-    run = experiment(epochs=2, supervision="hard", trainer=TrainerOptions(**options))
+    run = experiment(epochs=2, supervision="hard", batch_size=96, trainer=TrainerOptions(**options))
     batches = len(run.data.client_loader(1, 0, run.batch_size, torch.Generator()))
     expected = steps or 2 * int(batches * options.get("limit_train_batches", 1))
     assert one_fit(run)[1].num_steps == expected

@@ -64,7 +64,7 @@ def dropping(size: int) -> nn.Module:
 
 
 def setting(**settings: Any) -> Experiment:
-    return experiment(**({"backbone": "test_vector.small_net", "lr": 0.1} | settings))
+    return experiment(**({"backbone": "test_vector.small_net", "lr": 0.1, "batch_size": 96} | settings))
 
 
 @pytest.fixture
