@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from safetensors.torch import save
 
 from helpers import contents, examples, experiment
 from jdfl_lightning import DigitsDomains, Experiment, LocalBackend, PoolBackend, VectorBackend, fit
-from jdfl_lightning.algorithms import SCAFFOLD
+from jdfl_lightning.algorithms import SCAFFOLD, FedAvg, LocalUpdate
 from jdfl_lightning.config import Checkpointing
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.messages import FitTask
-from jdfl_lightning.core.tensors import Record
+from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.storage import bundles
 from jdfl_lightning.storage.bundles import Bundles
 from jdfl_lightning.storage.checkpoint import ClientStates
@@ -138,6 +139,34 @@ def test_a_file_that_cannot_be_written_ends_the_run_before_the_checkpoint(monkey
         fit(setting(run_dir="run"))
     assert sorted(file.stem for file in Path("run/checkpoints").iterdir()) == ["1", "2"]
     monkeypatch.undo()
+
+
+class Keeping(FedAvg):
+    """Its clients keep their weights, which its server changes."""
+
+    def local(self, task: FitTask, state: Record) -> Any:
+        return KeepingUpdate(task, state)
+
+    def aggregate(self, weights: Tensors, server: Record, results: Any, context: Any) -> tuple[Tensors, Record]:
+        for result in results:
+            for tensor in result.weights.values():
+                tensor.zero_()
+        return weights, server
+
+
+class KeepingUpdate(LocalUpdate):
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
+        return {}, {"mine": weights}
+
+
+def test_a_state_is_what_it_was_when_it_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its file is written later, and the server may do as it likes with an answer that shares its tensors."""
+    digests = bundles._digests
+    monkeypatch.setattr(bundles, "_digests", lambda *details: (time.sleep(0.3), digests(*details))[1])
+    fit(setting(run_dir="run", algorithm=Keeping(), rounds=1))
+    store = ClientStates(Path("run/clients"))
+    assert any(Path("run/clients").glob("bundle-*"))
+    assert all(store.load(*state)["mine"]["head.weight"].any() for state in store.kept())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import ClassVar
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, divide, place, sub, zeros_like
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, divide, placed, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class DriftUpdate(LocalUpdate):
 
     def begin(self, params: Tensors) -> None:
         """Prepare the anchor theta - h_i and the shift c / w_i - c_i, both constant in a fit."""
-        self.anchors = place(sub(self.task.weights, self.state["h"]), params)
-        self.shift = place(sub(divide(self.task.server["c"], self.weight), self.state["c"]), params)
+        self.anchors = placed(sub(self.task.weights, self.state["h"]), params)
+        self.shift = placed(sub(divide(self.task.server["c"], self.weight), self.state["c"]), params)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the change of the variate; keep drift and variate."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, place, sub, zeros_like
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, placed, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class DualUpdate(LocalUpdate):
 
     def begin(self, params: Tensors) -> None:
         """Prepare the anchor theta - v_i, so that a_i (theta_i - theta + v_i) is added."""
-        self.anchors = place(sub(self.task.weights, self.state["v"]), params)
+        self.anchors = placed(sub(self.task.weights, self.state["v"]), params)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Keep the new dual; upload nothing, as the server computes the mean dual from the weights."""

@@ -9,7 +9,7 @@ from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitTask
-from jdfl_lightning.core.tensors import Record, Tensors, place
+from jdfl_lightning.core.tensors import Record, Tensors, placed
 
 
 @dataclass(frozen=True)
@@ -39,4 +39,4 @@ class ProximalUpdate(LocalUpdate):
 
     def begin(self, params: Tensors) -> None:
         """Prepare the anchor theta, so that mu (theta_i - theta) is added."""
-        self.anchors = place(self.task.weights, params)
+        self.anchors = placed(self.task.weights, params)

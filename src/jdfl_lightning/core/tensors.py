@@ -120,18 +120,21 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 
 def place(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return tensors where the parameters of the same names are: device, type and memory layout. Do not change them.
+    """Copy tensors to where the parameters of the same names are: device, type and memory layout.
 
-    Operations over lists of tensors are fused only if layouts agree. What is there already is not copied.
+    Operations over lists of tensors are fused only if layouts agree.
     """
+    return [torch.empty_like(param).copy_(tensors[name]) for name, param in params.items()]
+
+
+def placed(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return what `place` does, without copies of tensors that are there already: not to be changed in place."""
     return [_placed(tensors[name], param) for name, param in params.items()]
 
 
 def _placed(tensor: Tensor, param: Tensor) -> Tensor:
     there = (tensor.device, tensor.dtype, tensor.shape) == (param.device, param.dtype, param.shape)
-    if there and tensor.stride() == param.stride():
-        return tensor
-    return torch.empty_like(param).copy_(tensor)
+    return tensor if there and tensor.stride() == param.stride() else torch.empty_like(param).copy_(tensor)
 
 
 def stack_rows(tensors: Sequence[Tensor]) -> Tensor:
