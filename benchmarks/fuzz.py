@@ -10,9 +10,11 @@ with sound and cheap arguments gets some that are strange; in the odd ones a fil
 A case passes if the command ends within a minute with exit code 0, or with 2 and one line that begins with
 ``jdfl-lightning:`` (notes may come before it), or with 1 where that is documented: `test` whose numbers differ, and a
 suite with runs that failed. No trace, no signal, no more than 1 GiB of memory beside that of the imported packages, and
-nothing written outside its folder; other programs and connections are refused, and count as a failure. (Two things are
-by design: what an algorithm raises is shown with its trace on standard output, as it may be the user's; and a named
-pipe that an argument names is waited for, so that none is given to options that read or write one.)
+nothing written outside its folder; other programs and connections are refused, and count as a failure. Commands that
+only look leave every file as it was, and so does `runs rm`, but for the folders that it was given, if it ends with 0.
+(Two things are by design: what an algorithm raises is shown with its trace on standard output, as it may be the user's;
+and a named pipe that an argument names is waited for, so that none is given to options that read or write one.) `watch`
+is asked for its numbers once, without a browser, and `download` finds nobody who answers.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ import random
 import shlex
 import shutil
 import tempfile
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -43,8 +47,10 @@ from PIL import Image
 from timing import write_section
 
 from jdfl_lightning.cli import main as command
+from jdfl_lightning.core.files import as_json
 from jdfl_lightning.storage import trust
 from jdfl_lightning.storage.checkpoint import load_record, save_record
+from jdfl_lightning.studies.watch import WatchServer, live_state
 
 Args = list[str]
 _MEMORY = 1024
@@ -157,6 +163,12 @@ OPTIONS: dict[str, list[str]] = {
     "--weights": ["best", "last", "worst"],
     "--output": ["out.csv", "report", "run", "/dev/full", "tree/ink/0/0.png", "tree", "/dev/null/x", "é/\n"],
     "--target": ["0.5", "0", "1", "2"],
+    "--json": ["true", "false", "maybe"],
+    "--yes": ["true", "false", "maybe"],
+    "--port": ["0", "1", "65536", "-1", "80"],
+    "--format": ["lightning", "hub", "torch", "pickle"],
+    "--shell": ["bash", "zsh", "fish"],
+    "--root": ["tree", "nowhere", "empty", "run", "/dev/null/x", "pipe", "gone", "loop", "tree/ink"],
     "--unknown": ["1"],
     "--data.unknown": ["1"],
     "--roun": ["1"],
@@ -175,8 +187,25 @@ BASES: list[Args] = [
     ["test", "--run", "run"],
     ["predict", "--run", "run", "tree/ink/0"],
     ["report", "run", "base"],
+    ["validate", "--supervision", "base"],
+    ["validate", "--supervision", "graded", "--num_domains", "2", "--json"],
+    ["runs", "list", "run", "base", "disc"],
+    ["runs", "list", "--json"],
+    ["runs", "show", "run"],
+    ["runs", "compare", "run", "base"],
+    ["runs", "rm", "base", "disc", "--yes"],
+    ["runs", "rm", "run"],
+    ["watch", "run"],
+    ["download", "--data", "PACS", "--root", "tree"],
+    ["completion"],
+    ["export", "--run", "run", "--format", "lightning"],
+    ["export", "--run", "base", "--format", "hub"],
 ]
-_TAKES_TINY = ("fit", "discover", "diagnose", "suite")
+_TAKES_TINY = ("fit", "discover", "diagnose", "suite", "validate")
+_PLACES = ("runs", "report", "watch", "predict")
+"""Commands whose paths stand alone."""
+_LOOKS = ("runs", "watch", "validate", "completion", "download")
+"""Commands that change nothing, but for `runs rm`."""
 
 
 _OWN: dict[str, list[str]] = {
@@ -185,6 +214,12 @@ _OWN: dict[str, list[str]] = {
     "test": ["--run", "--score", "--trust", "--data.root", "-h"],
     "predict": ["--run", "--score", "--trust", "--weights", "--output"],
     "report": ["--output", "--target"],
+    "validate": ["--json"],
+    "runs": ["--json", "--yes", "-h"],
+    "watch": ["--port", "-h"],
+    "download": ["--data", "--root", "-h"],
+    "completion": ["--shell", "-h"],
+    "export": ["--run", "--format", "--output", "--weights", "--trust", "-h"],
 }
 """Options of a command beside those of fit; of `test` and so on, all."""
 
@@ -192,7 +227,7 @@ _OWN: dict[str, list[str]] = {
 def pick_option(chance: random.Random, name: str) -> str:
     """Return an option, mostly one that a command has."""
     foreign = {own for options in _OWN.values() for own in options}
-    foreign -= {"--num_domains", "--score", "--trust", "--data.root", "-h"}
+    foreign -= {"--num_domains", "--score", "--trust", "--data", "--data.root", "-h"}
     shared = [option for option in OPTIONS if option not in foreign] if name in _TAKES_TINY else []
     own = _OWN.get(name, [])
     if chance.random() < 0.07:
@@ -221,6 +256,9 @@ def fuzz_arguments(chance: random.Random) -> Args:
         dropped = ("--data.size", "--data.num_clients", "--data.test_fraction") if "--resume" in base else ()
         pairs += [[name, value] for name, value in TINY.items() if name not in (*base, *dropped)]
     for _ in range(chance.choices([1, 2, 3], [5, 3, 1])[0]):
+        if base[0] in _PLACES and chance.random() < 0.4:
+            pairs.append([chance.choice([path for path in PATHS if path != "pipe"])])
+            continue
         option = pick_option(chance, base[0])
         value = pick_value(chance, option)
         form = chance.choices(["pair", "joined", "alone", "bare", "twice", "end"], [16, 8, 1, 1, 1, 1])[0]
@@ -258,11 +296,35 @@ def fuzz_files(chance: random.Random, folder: Path) -> Args:
             ["fit", "--config", "run/config.yaml"],
             ["discover", "--config", "run/config.yaml"],
             ["fit", *tiny, "--supervision", "base", "--run_dir", "run", "--resume", "auto"],
+            ["runs", "list", "."],
+            ["runs", "show", "run"],
+            ["runs", "compare", "run", "base"],
+            ["runs", "rm", "run", "base", "--yes"],
+            ["watch", "run"],
+            ["validate", "--config", "run/config.yaml"],
+            ["export", "--run", "run", "--format", chance.choice(["lightning", "hub"])],
         ],
-        "base": [["test", "--run", "base"], ["fit", "--resume", "base", "--rounds", "3"], ["report", "base"]],
-        "disc": [["fit", *tiny, "--discovery", "disc"], ["report", "run", "disc"]],
+        "base": [
+            ["test", "--run", "base"],
+            ["fit", "--resume", "base", "--rounds", "3"],
+            ["report", "base"],
+            ["runs", "show", "run", "base", "--json"],
+            ["runs", "rm", "base", "run", "--yes"],
+            ["watch", "base"],
+        ],
+        "disc": [
+            ["fit", *tiny, "--discovery", "disc"],
+            ["report", "run", "disc"],
+            ["runs", "list", "disc", "--json"],
+            ["runs", "rm", "disc", "--yes"],
+            ["watch", "disc"],
+        ],
         "diag": [["diagnose", "--resume", "diag", "--seeds", "0,1", "--batch_sizes", "128", "--max_epochs", "1"]],
-        "tree": [["predict", "--run", "run", "tree"], ["fit", *tree, "--supervision", "base"]],
+        "tree": [
+            ["predict", "--run", "run", "tree"],
+            ["fit", *tree, "--supervision", "base"],
+            ["validate", *tree, "--supervision", "base"],
+        ],
     }
     place = chance.choices(list(commands), [6, 2, 2, 1, 1])[0]
     words = chance.choice(commands[place])
@@ -484,6 +546,16 @@ def prepare(folder: Path) -> None:
     os.chdir("/")
 
 
+def serve_once(server: WatchServer, *_: object) -> None:
+    """Give what a page would ask for, and end."""
+    as_json(live_state(server.RequestHandlerClass.folder))  # type: ignore[attr-defined]
+
+
+def no_answer(*_: object, **__: object) -> None:
+    """Be a network without anybody."""
+    raise urllib.error.URLError("no network in this trial")
+
+
 def copy_world(source: Path, target: Path) -> None:
     """Copy a prepared folder, pipes and links included."""
     for place in (target, target.with_name(f"{target.name}.log")):
@@ -492,14 +564,36 @@ def copy_world(source: Path, target: Path) -> None:
     os.mkfifo(target / "work" / "pipe")
 
 
-def run_case(seed: int, number: int, source: Path, target: Path) -> tuple[Args, Ended]:
-    """Run a case; return its command, and how it ended."""
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return what is in the files below a folder, and where links lead; nothing for folders and pipes."""
+    found = {}
+    for path in folder.rglob("*"):
+        file = b"" if path.is_symlink() or not path.is_file() else path.read_bytes()
+        found[str(path.relative_to(folder))] = os.fsencode(path.readlink()) if path.is_symlink() else file
+    return found
+
+
+def lost(words: Args, code: int, before: dict[str, bytes], after: dict[str, bytes]) -> Iterator[str]:
+    """Give what a command changed that should change nothing, or only remove the folders of runs that it was given."""
+    if words[:1] not in [[name] for name in _LOOKS]:
+        return
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    if words[:2] == ["runs", "rm"] and code == 0:
+        gone = {os.path.normpath(word) for word in words[2:]}
+        changed = {path for path in changed if path in after or not gone & {path, *map(str, Path(path).parents)}}
+    yield from (f"changed: {path}" for path in sorted(changed)[:3])
+
+
+def run_case(seed: int, number: int, source: Path, target: Path) -> tuple[Args, Ended, list[str]]:
+    """Run a case; return its command, how it ended, and what is lost."""
     chance = random.Random(f"{seed} {number}")
     copy_world(source, target)
     os.environ["XDG_DATA_HOME"] = str(target / "data")
     words = fuzz_files(chance, target / "work") if number % 2 else fuzz_arguments(chance)
     words = [word.encode(errors="surrogatepass").decode(errors="surrogateescape") for word in words]
-    return words, run_forked(partial(command, words), target, 60, (_MEMORY + 2048) << 20)
+    before = contents(target / "work")
+    ended = run_forked(partial(command, words), target, 60, (_MEMORY + 2048) << 20)
+    return words, ended, list(lost(words, ended.code, before, contents(target / "work")))
 
 
 def problems(words: Args, ended: Ended, usual: float) -> Iterator[str]:
@@ -519,6 +613,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=2000, help="with fewer than 2,000, no page is written")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="run this case alone, and show what it prints")
     options = parser.parse_args()
+    WatchServer.serve_forever = serve_once  # type: ignore[method-assign]
+    urllib.request.urlopen = no_answer
     counts: dict[str, Counter[str]] = {"arguments": Counter(), "files": Counter()}
     failed = 0
     with tempfile.TemporaryDirectory() as place:
@@ -527,10 +623,10 @@ def main() -> None:
         usual = run_forked(lambda: 0, folder / "case").peak
         numbers = range(options.cases) if options.only is None else [options.only]
         for number in numbers:
-            words, ended = run_case(options.seed, number, folder / "source", folder / "case")
+            words, ended, changed = run_case(options.seed, number, folder / "source", folder / "case")
             if options.only is not None:
                 print(f"{shlex.join(words)[:3000]}\n{ended.said}{ended.errors}exit code {ended.code}")
-            wrong = list(problems(words, ended, usual))
+            wrong = [*problems(words, ended, usual), *changed]
             kind = counts["files" if number % 2 else "arguments"]
             kind["wrong" if wrong else str(ended.code)] += 1
             failed += bool(wrong)

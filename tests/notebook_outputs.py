@@ -1,8 +1,10 @@
-"""Run the notebooks and put their outputs into them: `make notebooks`."""
+"""Run the notebooks and put their outputs into them: `make notebooks`, or some of them, by their files."""
 
 from __future__ import annotations
 
 import os
+import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from traitlets.config import Config
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CELL_SECONDS = 600
 """The notebooks take about a minute each where nothing else goes on, and CI is not such a place."""
+_STYLES = re.compile(r"\x1b\[[\d;]*m")
 _OWN_FOLDERS = ("TMPDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "JDFL_CACHE")
 
 
@@ -36,12 +39,15 @@ def execute(file: Path) -> Any:
             config=Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/kernel"}}),
         )
         client.execute(cwd=folder)
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        if "text/plain" in output.get("data", {}):  # rich's tables have it for terminals, beside their HTML
+            output.data["text/plain"] = _STYLES.sub("", output.data["text/plain"])
     return notebook
 
 
 def main() -> None:
     """Write what the tests compare with: outputs, and nothing of the machine."""
-    for file in NOTEBOOKS:
+    for file in [Path(name) for name in sys.argv[1:]] or NOTEBOOKS:
         notebook = execute(file)
         notebook.metadata["language_info"] = {"name": "python"}
         nbformat.write(notebook, file)

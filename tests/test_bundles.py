@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from helpers import contents, examples, experiment
 from jdfl_lightning import DigitsDomains, Experiment, LocalBackend, PoolBackend, VectorBackend, fit
-from jdfl_lightning.algorithms import SCAFFOLD
+from jdfl_lightning.algorithms import SCAFFOLD, FedAvg, LocalUpdate
 from jdfl_lightning.config import Checkpointing
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.messages import FitTask
-from jdfl_lightning.core.tensors import Record
+from jdfl_lightning.core.tensors import Record, Tensors
+from jdfl_lightning.storage import bundles
 from jdfl_lightning.storage.bundles import Bundles
 from jdfl_lightning.storage.checkpoint import ClientStates
-from jdfl_lightning.storage.records import stored_digest
+from jdfl_lightning.storage.records import KEY, stored_digest, without_copies
 
 ROUND = 5
 
@@ -75,6 +79,94 @@ def test_a_state_has_the_checksum_of_a_file_of_its_own(tmp_path: Path) -> None:
     alone.save(4, ROUND, state_of(4))
     digest = stored_digest(tmp_path / "alone" / "4-5.safetensors")
     assert digest.encode() in (tmp_path / "together" / "bundle-5-2-6.safetensors").read_bytes()
+
+
+def test_the_file_has_the_bytes_that_safetensors_writes() -> None:
+    types = [torch.int64, torch.float64, torch.float32, torch.int32, torch.bfloat16, torch.float16]
+    types += [torch.uint8, torch.bool, torch.int8]
+    shapes: list[tuple[int, ...]] = [(3,), (2, 3), (), (0, 4)]
+    tensors = {
+        f"g{len(types) - number}/{place} é": torch.arange(6)[: torch.Size(shape).numel()].reshape(shape).to(dtype)
+        for number, dtype in enumerate(types)
+        for place, shape in enumerate(shapes)
+    }
+    without = {name: tensor for name, tensor in tensors.items() if tensor.dtype is not torch.int8}
+    for some in (tensors, without, {}):
+        content = b"".join(map(bytes, without_copies(some, 'é "1"\n')))
+        assert content == save(some, {KEY: 'é "1"\n'})
+    assert len(without_copies(without, "")) > 1, "no part has two tensors"
+
+
+def test_states_are_there_while_their_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads, syncs, removes or lists them waits for the file."""
+    write, may_write = bundles._write, threading.Event()
+    monkeypatch.setattr(bundles, "_write", lambda *details, **more: (may_write.wait(60), write(*details, **more)))
+    uses: list[Any] = [
+        lambda store: is_state_of(4, store.recall_all({3: ROUND, 4: ROUND})[4]),
+        lambda store: store.sync([(4, ROUND)]) is None and names(store.folder),
+        lambda store: len(store.kept()) == 6,
+        lambda store: (
+            store.remove((client, ROUND) for client in range(2, 6)) is None
+            and names(store.folder) == ["bundle-5-6-2.safetensors"]
+        ),
+        lambda store: store.remove((client, ROUND) for client in range(2, 8)) is None and not names(store.folder),
+        lambda store: store.save_all(ROUND + 1, {1: state_of(1), 2: state_of(2)}) is None and names(store.folder),
+        lambda store: store.finish() is None and names(store.folder),
+    ]
+    for number, use in enumerate(uses):
+        may_write.clear()
+        store = saved(tmp_path / str(number), durable=False)
+        assert not names(store.folder)
+        assert store.missing({2: ROUND, 8: ROUND}) == [8]
+        threading.Timer(0.2, may_write.set).start()
+        assert use(store)
+        store.finish()
+    may_write.clear()
+    threading.Timer(0.2, may_write.set).start()
+    assert names(saved(tmp_path / "durable").folder), "what is to be durable is waited for"
+
+
+def test_a_file_that_cannot_be_written_ends_the_run_before_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = bundles._write
+
+    def fails(file: Path, *details: Any, **more: Any) -> None:
+        if file.name.startswith("bundle-3-"):
+            raise StorageError("No space left on device.")
+        write(file, *details, **more)
+
+    monkeypatch.setattr(bundles, "_write", fails)
+    with pytest.raises(StorageError, match="No space left"):
+        fit(setting(run_dir="run"))
+    assert sorted(file.stem for file in Path("run/checkpoints").iterdir()) == ["1", "2"]
+    monkeypatch.undo()
+
+
+class Keeping(FedAvg):
+    """Its clients keep their weights, which its server changes."""
+
+    def local(self, task: FitTask, state: Record) -> Any:
+        return KeepingUpdate(task, state)
+
+    def aggregate(self, weights: Tensors, server: Record, results: Any, context: Any) -> tuple[Tensors, Record]:
+        for result in results:
+            for tensor in result.weights.values():
+                tensor.zero_()
+        return weights, server
+
+
+class KeepingUpdate(LocalUpdate):
+    def report(self, weights: Tensors) -> tuple[Record, Record]:
+        return {}, {"mine": weights}
+
+
+def test_a_state_is_what_it_was_when_it_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its file is written later, and the server may do as it likes with an answer that shares its tensors."""
+    digests = bundles._digests
+    monkeypatch.setattr(bundles, "_digests", lambda *details: (time.sleep(0.3), digests(*details))[1])
+    fit(setting(run_dir="run", algorithm=Keeping(), rounds=1))
+    store = ClientStates(Path("run/clients"))
+    assert any(Path("run/clients").glob("bundle-*"))
+    assert all(store.load(*state)["mine"]["head.weight"].any() for state in store.kept())
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,7 @@ def test_live_display() -> None:
         display.round(2, 3, METRICS)
         display.round(3, 3, METRICS)
         assert "finishing" in shown()
+        assert "/3" not in shown()  # it said 2/3, though all rounds are over
         display.run(2, 4, "fedavg-base-seed1")
         assert all(part in shown() for part in ("runs", "1/4", "starting"))
         assert "round 2" not in shown()
@@ -373,6 +374,13 @@ def test_a_terminal_shows_that_a_command_starts() -> None:
     assert first.endswith("\x1b[2K")  # the line is erased
     with starting(["--print_config"]):
         pass
+
+
+def test_a_terminal_shows_that_a_model_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = StringIO()
+    monkeypatch.setattr("jdfl_lightning.cli.program.Console", lambda **_: Console(file=out, force_terminal=True))
+    assert main(["export", "--run", "nowhere"]) == 2
+    assert "exporting" in out.getvalue()
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from helpers import contents, experiment, finished
 from jdfl_lightning import fit, validate
 from jdfl_lightning.cli import main
 from jdfl_lightning.data.folder import KnownDomains
-from jdfl_lightning.storage.folder import is_locked, lock_run
+from jdfl_lightning.report.listing import differences
+from jdfl_lightning.storage.folder import is_locked, lock_run, read_run
 from run_folders import config, write_run
 
 TINY = ["--data.size", "8", "--data.num_clients", "4", "--epochs", "1", "--batch_size", "64", "--client_fraction", "1"]
@@ -104,6 +105,14 @@ def test_runs_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(part in out for part in ("FedAvg", "SCAFFOLD", "seed_everything", "accuracy (%)", "50.00", "70.00"))
 
 
+def test_compare_leaves_out_where_runs_were_trained() -> None:
+    for name, place in (("one", "cpu"), ("two", "gpu")):
+        settings = config("FedAvg", "base", 0, rounds=1) | {"trainer": {"accelerator": place}}
+        settings["data"]["init_args"] |= {"roots": [name], "download": name == "two"}
+        write_run(Path(name), settings, [0.5])
+    assert differences([read_run(Path("one")), read_run(Path("two"))]) == {}
+
+
 def test_rm_deletes_runs_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     write_two()
     elsewhere = Path("elsewhere")
@@ -127,6 +136,13 @@ def test_rm_deletes_runs_alone(capsys: pytest.CaptureFixture[str], monkeypatch: 
     (Path("runs/two") / "images").symlink_to(elsewhere.absolute())
     assert "images" in refused(capsys, "runs", "rm", "runs/two", "--yes")
     (Path("runs/two") / "images").unlink()
+    # the working folder, which could only be emptied
+    before = contents("runs/one")
+    with monkeypatch.context() as there:
+        there.chdir("runs/one")
+        for folder in (".", "../one", str(Path.cwd())):
+            assert "Nothing was deleted" in refused(capsys, "runs", "rm", folder, "--yes")
+    assert contents("runs/one") == before
     # asks, or needs --yes
     assert "--yes true" in refused(capsys, "runs", "rm", "runs/one")
     monkeypatch.setattr(sys, "stdin", Terminal())
@@ -137,7 +153,7 @@ def test_rm_deletes_runs_alone(capsys: pytest.CaptureFixture[str], monkeypatch: 
     # a link inside is removed, and what it leads to stays
     (Path("runs/two") / "checkpoints").mkdir()
     (Path("runs/two") / "checkpoints" / "out").symlink_to(elsewhere.absolute())
-    assert main(["runs", "rm", "runs/two", "--yes", "true"]) == 0
+    assert main(["runs", "rm", "runs/two", str(Path("runs/two").absolute()), "--yes", "true"]) == 0  # twice the same
     assert not list(Path("runs").iterdir())
     assert (elsewhere / "precious").read_text() == "here"
 

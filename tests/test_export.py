@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from helpers import finished
-from jdfl_lightning import JointModule, Part, Run, build_backbone, export, from_pretrained, predict
+from jdfl_lightning import DigitsDomains, JointModule, Part, Run, build_backbone, export, from_pretrained, predict
 from jdfl_lightning.cli import main
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.data.cache import decode
@@ -159,6 +159,12 @@ def test_the_card_says_what_the_run_was() -> None:
         "8 x 8 pixels (squash), normalised as `unit`",
     ):
         assert words in card, words
+
+
+def test_the_card_says_which_images_picked_the_round() -> None:
+    data = DigitsDomains(size=8, num_clients=4, val_fraction=0.2)
+    export(finished("run", rounds=2, backbone="PaperCNN", supervision="base", data=data), "hub", "new")
+    assert "picked by" not in Path("new/README.md").read_text()  # validation images did, which no accuracy here is of
 
 
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ from jdfl_lightning.joint import (
     soft_target_kl,
     split_index,
 )
+from jdfl_lightning.joint.loss import class_kl
 
 SIZES = st.integers(1, 6)
 SEEDS = st.integers(0, 2**32)
@@ -247,6 +248,25 @@ def test_loss_by_hand() -> None:
     value = soft_target_kl(logits, target).item()
     assert value + entropy == pytest.approx(0.7401897, abs=1e-7)
     assert value == pytest.approx(0.1293254, abs=1e-7)
+
+
+@given(count=st.integers(1, 40), classes=st.integers(2, 9), seed=SEEDS, scale=st.sampled_from([0.1, 3.0, 200.0]))
+def test_ordinary_labels_have_the_bits_of_one_domain(count: int, classes: int, seed: int, scale: float) -> None:
+    """Value and gradient; it is the cross-entropy."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=generator)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        first = (scale * torch.randn(count, classes, generator=generator)).to(dtype).requires_grad_()
+        second = first.detach().clone().requires_grad_()
+        ours, theirs = class_kl(first, labels), soft_target_kl(second, torch.ones(count, 1), labels)
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, cross_entropy(first, labels, reduction="none"), check_dtype=False)
+        for values in (ours, theirs):
+            values.mean().backward()
+        assert torch.equal(ours.mean(), theirs.mean())
+        assert first.grad is not None
+        assert second.grad is not None
+        assert torch.equal(first.grad, second.grad)
 
 
 @given(m=SIZES, c=SIZES, seed=SEEDS)

@@ -15,7 +15,7 @@ from jdfl_lightning import Experiment, FedAvg, JointModule, LocalUpdate, Part, T
 from jdfl_lightning.client import fit as client_fit
 from jdfl_lightning.client.evaluation import count
 from jdfl_lightning.client.fit import Workspace, fit_client
-from jdfl_lightning.client.loop import needs_no_trainer
+from jdfl_lightning.client.loop import _takes_plain_steps, needs_no_trainer
 from jdfl_lightning.client.trainer import silent_trainer
 from jdfl_lightning.core.messages import FitTask
 from jdfl_lightning.data import DigitsDomains
@@ -88,6 +88,58 @@ def test_same_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         data=data, backbone="test_loop.Restless", supervision="graded", lr=None, optimizer=Part(torch.optim.Adam)
     )
     assert both_ways(run, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weight_decay": 0.01, "head_lr": 0.3, "algorithm": algorithms.SCAFFOLD()},
+        {"weight_decay": 0.01, "momentum": 0.9, "algorithm": algorithms.FedProx()},
+        {"private": ["head.*"], "algorithm": algorithms.FedRep(), "epochs": 2, "weight_decay": 0.1},
+    ],
+)
+def test_same_steps_as_torch(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decay, a rate of the head's own, momentum, and parameters without a gradient; with ordinary labels."""
+    assert both_ways(experiment(supervision="base", rounds=2, **settings), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        (torch.optim.SGD, {}, True),
+        (torch.optim.SGD, {"weight_decay": 0.1}, True),
+        (torch.optim.SGD, {"momentum": 0.9}, False),
+        (torch.optim.SGD, {"maximize": True}, False),
+        (torch.optim.SGD, {"foreach": True}, False),
+        (torch.optim.SGD, {"fused": True}, False),
+        (torch.optim.SGD, {"lr": torch.tensor(0.1)}, False),
+        (torch.optim.Adam, {}, False),
+        (type("Own", (torch.optim.SGD,), {}), {}, False),
+    ],
+)
+def test_which_steps_it_takes_itself(kind: Any, settings: dict[str, Any], expected: bool) -> None:
+    assert _takes_plain_steps(kind([nn.Parameter(torch.zeros(1))], **{"lr": 0.1, **settings})) is expected
+
+
+class Halved(JointModule):
+    """A module of the user's with a loss of its own."""
+
+    def task_loss(self, logits: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+        return super().task_loss(logits, weights, labels) / 2
+
+
+def test_a_loss_of_ones_own_is_used() -> None:
+    """Also with ordinary labels, which have a shorter way."""
+    backbone, batch = nn.Flatten(), (torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 1]))
+    losses = []
+    for kind in (JointModule, Halved):
+        torch.manual_seed(0)
+        module = kind(backbone, in_features=12, num_classes=3)
+        module.loss_term = update_of().loss
+        losses.append(module.training_step(batch, 0))
+    assert torch.equal(losses[1], losses[0] / 2)
+    logits = module(batch[0])
+    torch.testing.assert_close(losses[0], torch.nn.functional.cross_entropy(logits, batch[1]))
 
 
 def update_of(kind: type[LocalUpdate] = LocalUpdate) -> LocalUpdate:

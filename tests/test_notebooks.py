@@ -36,7 +36,7 @@ def kinds(cell: Any) -> set[str]:
 
 
 def check(notebook: Any) -> None:
-    """Nothing went wrong, nobody was warned, and nothing tells where it ran."""
+    """Nothing went wrong, nobody was warned, nothing tells where it ran, and no text has codes for a terminal."""
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     for cell in cells:
@@ -47,6 +47,7 @@ def check(notebook: Any) -> None:
                 assert not ABSOLUTE.search(text), text
                 assert "Warning" not in text
                 assert " object at 0x" not in text
+                assert "\x1b" not in text, text
 
 
 def test_what_counts_as_a_path_of_this_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 import jdfl_lightning
 from helpers import Lines, Mortal, alive, children, contents, digits, examples, experiment, finished, same, until
 from jdfl_lightning import Experiment, LocalBackend, PoolBackend, TrainerOptions, algorithms, fit
-from jdfl_lightning.backends.dispatch import HELD, Dispatcher, Job, Worker
+from jdfl_lightning.backends.dispatch import HELD, SHORT, Dispatcher, GoneError, Job, Worker
 from jdfl_lightning.backends.local import LocalRunner
 from jdfl_lightning.backends.pool import _Process, best_workers, wait_for
 from jdfl_lightning.backends.worker import encode
@@ -34,7 +35,7 @@ from jdfl_lightning.client.evaluation import Evaluation, Scores
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.config import Checkpointing
 from jdfl_lightning.core.errors import InputError, Note, StorageError
-from jdfl_lightning.core.messages import FitResult, FitTask
+from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.cache import ImageFile, decode_all, image_file
 from jdfl_lightning.storage.checkpoint import ClientStates
@@ -337,6 +338,64 @@ def test_order_and_number_of_results(sizes: list[int], workers: int, seed: int) 
     assert begun[:-end] == seen[:-end]
     assert [sizes[client] for client in begun[-end:]] == sorted((sizes[c] for c in begun[-end:]), reverse=True)
     assert list(pool.fit([])) == []
+
+
+class Queueing(Worker):
+    """A worker that does its jobs in their order when it is waited for; some clients end its process."""
+
+    def __init__(self, log: list[str], deadly: set[int]) -> None:
+        self.log, self.deadly, self.queue = log, deadly, list[Job]()
+
+    def begin(self, job: Job) -> None:
+        self.queue.append(job)
+        self.log.append(f"{job.kind} {len(self.queue)}")
+
+    def takes_ahead(self, common: bytes) -> bool:
+        return self.job is not None and self.job.common is common
+
+    def take(self) -> tuple[str, Any]:
+        job = self.queue.pop(0)
+        if job.kind == "evaluate":
+            return "done", Evaluation({"": Scores(0.5, {})}, 0.0)
+        self.log.append(f"client {job.content.client}")
+        if job.content.client in self.deadly:
+            raise GoneError
+        return "done", FitResult(job.content.client, 1, 1)
+
+    def end(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_short_fits_are_sent_ahead(workers: int) -> None:
+    """A worker has at most two jobs; if it dies, only the one that it was doing counts as tried."""
+    log: list[str] = []
+    pool = Dispatcher(lambda place: Queueing(log, {5, 6, 12}), lambda awaited: awaited[-1:], workers, [1] * 20)
+    results = list(pool.fit([FitTask(client, 1, 0, {}) for client in range(20)]))
+    assert [result.client for result in results] == list(range(20))
+    assert {result.client for result in results if isinstance(result, FitFailure)} == {5, 6, 12}
+    assert {log.count(f"client {client}") for client in (5, 6, 12)} == {2}
+    assert {log.count(f"client {client}") for client in range(20) if client not in (5, 6, 12)} == {1}
+    assert "fit 2" in log
+    assert "fit 3" not in log
+    told: list[Evaluation] = []
+    pool.evaluate({}, {}, told.append)
+    log.clear()
+    assert len(list(pool.fit([FitTask(client, 2, 0, {}) for client in range(5)]))) == 5
+    pool.finish()
+    assert len(told) == 1
+    assert log[0] == "evaluate 1", "an evaluation waits for nothing and is not sent ahead"
+
+
+def test_long_fits_are_not_sent_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker may be idle sooner."""
+    clock = itertools.count(step=SHORT)
+    monkeypatch.setattr("jdfl_lightning.backends.dispatch.time.monotonic", lambda: next(clock))
+    log: list[str] = []
+    pool = Dispatcher(lambda place: Queueing(log, set()), lambda awaited: awaited[:1], 2, [1] * 9)
+    assert len(list(pool.fit([FitTask(client, 1, 0, {}) for client in range(9)]))) == 9
+    assert "fit 1" in log
+    assert "fit 2" not in log
 
 
 def test_messages_keep_every_type(tmp_path: Path) -> None:

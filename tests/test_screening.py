@@ -20,12 +20,14 @@ from helpers import Lines, Reports, checkered, examples, experiment, finished
 from jdfl_lightning import SCAFFOLD, FedAvg, FedProc, RobustFedAvg, TrainerOptions, algorithms, fit
 from jdfl_lightning.algorithms import Algorithm, LocalUpdate
 from jdfl_lightning.backends.local import LocalRunner
+from jdfl_lightning.backends.worker import encode
 from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask, RoundContext
 from jdfl_lightning.core.seeding import sample_clients
 from jdfl_lightning.core.tensors import Record, Tensors, flatten, norm
 from jdfl_lightning.federation.server import SitesBackend
+from jdfl_lightning.server import screening
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.screening import Form, screened, why_not, without_outliers
@@ -287,6 +289,17 @@ def test_outliers(lengths: list[float], multiple: float) -> None:
     assert 2 * len(kept) >= len(lengths)
     if kept and refused:
         assert max(lengths[i] for i in kept) <= min(lengths[i] for i in refused)
+
+
+def test_answers_wait_without_what_they_are_views_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers of a stack are its rows: each is kept with its own numbers, not with all."""
+    rows, sizes = torch.rand(50, 1000), []
+    results = [FitResult(i, 1, 1, weights={"w": row}) for i, row in enumerate(rows)]
+    monkeypatch.setattr(screening, "encode", lambda result: (content := encode(result), sizes.append(len(content)))[0])
+    kept = list(without_outliers(iter(results), {"w": torch.zeros(1000)}, 3.0, lambda *refused: None))
+    assert all(torch.equal(result.weights["w"], row) for result, row in zip(kept, rows, strict=True))
+    assert len(sizes) == 50
+    assert max(sizes) < 6000
 
 
 def test_a_group_of_which_most_sent_nothing_is_measured_by_the_others() -> None:

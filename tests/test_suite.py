@@ -17,13 +17,13 @@ from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.folder import lock_run
-from jdfl_lightning.studies.suite import Combinations, plan, run_suite
+from jdfl_lightning.studies.suite import Combinations, arrange, plan, run_suite
 from jdfl_lightning.ui.display import Display, PlainDisplay
 from jdfl_lightning.ui.loggers import WandbRounds
 from test_loggers import read_offline
 
 COMMON = ["--data.size", "8", "--data.num_clients", "4", "--backbone", "helpers.tiny_net", "--rounds", "2"]
-COMMON += ["--epochs", "1", "--batch_size", "96", "--clustering.epochs", "1", "--client_fraction", "1.0"]
+COMMON += ["--epochs", "1", "--batch_size", "192", "--clustering.epochs", "1", "--client_fraction", "1.0"]
 COMMON += ["--backend", "LocalBackend", "--run_dir", "suite"]
 
 parse = partial(parse_experiment, "suite")
@@ -31,6 +31,13 @@ parse = partial(parse_experiment, "suite")
 
 def names(runs: Sequence[Experiment]) -> list[str]:
     return [Path(str(run.run_dir)).name for run in runs]
+
+
+def test_two_supervisions_of_one_name() -> None:
+    """A class of the user's own that has the name of another gets a folder of its own."""
+    matrix = Combinations(supervisions=["graded", "mine.Graded"], seeds=[0])
+    _, runs = arrange(experiment(run_dir="suite"), matrix, lambda *_: experiment())
+    assert names(runs) == ["fedavg-graded-seed0", "fedavg-mine-graded-seed0"]
 
 
 def test_plan() -> None:

@@ -32,9 +32,12 @@ from jdfl_lightning import (
     fit,
 )
 from jdfl_lightning.backends.local import LocalRunner
-from jdfl_lightning.client.fit import Workspace, begin_fit, fit_client
+from jdfl_lightning.client import stack
+from jdfl_lightning.client.fit import Workspace, begin_fit, end_fit, fit_client
 from jdfl_lightning.client.stack import fit_stack
-from jdfl_lightning.core.messages import FitTask
+from jdfl_lightning.client.together import stacked_update
+from jdfl_lightning.core.messages import FitResult, FitTask
+from jdfl_lightning.core.tensors import Record, stack_rows
 from jdfl_lightning.storage.checkpoint import load_record
 from jdfl_lightning.ui.display import PlainDisplay
 
@@ -167,6 +170,82 @@ def test_clients_with_different_numbers_of_steps() -> None:
         torch.testing.assert_close(trained, result.weights, rtol=1e-5, atol=1e-6)
         assert member.update.num_steps == result.num_steps
         assert member.update.mean_loss == pytest.approx(result.metrics["train/loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC"])
+def test_one_update_for_all_clients(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives the bits that each client's own gives: weights, uploads, states and their norms, after 1 to 3 steps."""
+    rule = getattr(algorithms, algorithm)()
+    data = DigitsDomains(size=8, num_clients=7, label_skew=0.3)
+    run = setting(data=data, algorithm=rule, supervision="base", epochs=3, head_lr=0.3)
+    run.data.deal(0)
+    workspace = Workspace(run)
+    weights, buffers = workspace.initial(1)
+    noise = torch.Generator().manual_seed(0)
+
+    def noisy(record: Record) -> Record:
+        return {
+            group: {name: torch.randn(tensor.shape, generator=noise) for name, tensor in named.items()}
+            for group, named in record.items()
+        }
+
+    server = rule.broadcast(noisy(rule.init_server(weights)))
+    tasks = [FitTask(client, 1, 0, weights, buffers, server, weight=0.5 + client / 3) for client in range(7)]
+    states = [noisy(rule.init_client(weights)) for _ in tasks]
+
+    def answers() -> list[tuple[FitResult, Record]]:
+        fits = [begin_fit(workspace, task, state) for task, state in zip(tasks, states, strict=True)]
+        trained = fit_stack(workspace, fits)
+        assert all((own.report is None) is own_updates for own in fits)
+        return [end_fit(workspace, own, found, own.buffers, {}) for own, found in zip(fits, trained, strict=True)]
+
+    own_updates = False
+    together = answers()
+    own_updates = True
+    monkeypatch.setattr(stack, "stacked_update", lambda updates: None)
+    assert len({result.num_steps for result, _ in together}) > 1
+    for (ours, state), (theirs, expected) in zip(together, answers(), strict=True):
+        torch.testing.assert_close(
+            {"": ours.weights, **ours.upload}, {"": theirs.weights, **theirs.upload}, rtol=0, atol=0
+        )
+        torch.testing.assert_close(state, expected, rtol=0, atol=0)
+        assert ours.metrics == theirs.metrics
+        assert (ours.num_steps, ours.keeps_state) == (theirs.num_steps, bool(states[0]))
+
+
+def test_only_a_class_that_says_so_has_one_update_for_all() -> None:
+    """A subclass may do anything in `begin` and `report`, and clients with other states are not alike."""
+
+    class Own(LocalUpdate):
+        pass
+
+    task, state = FitTask(0, 1, 0, {}), {"c": {"w": torch.zeros(2)}}
+    assert stacked_update([LocalUpdate(task, state), LocalUpdate(task, state)]) is not None
+    assert stacked_update([Own(task, state), Own(task, state)]) is None
+    assert stacked_update([LocalUpdate(task, state), Own(task, state)]) is None
+    assert stacked_update([LocalUpdate(task, state), LocalUpdate(task, {})]) is None
+
+
+def test_rows_are_stacked_without_a_copy() -> None:
+    """Only if they are the rows of one tensor in their order; a stack is the same either way."""
+    rows = torch.arange(24.0).view(4, 2, 3)
+    several: list[tuple[list[Tensor], bool]] = [
+        (list(rows), True),
+        (list(rows[1:3]), True),
+        ([rows[0], rows[2]], False),
+        (list(rows.flip(0)), True),
+        (list(rows)[::-1], False),
+        ([row.clone() for row in rows], False),
+        ([*rows[2:], rows[3]], False),
+        ([row.T for row in rows], False),
+        (list(rows[:, 0, 0]), False),
+        (list(torch.arange(3)), True),
+        (list(torch.empty(3, 0)), False),
+    ]
+    for tensors, without in several:
+        found = stack_rows(tensors)
+        assert torch.equal(found, torch.stack(tensors))
+        assert (found.data_ptr() == tensors[0].data_ptr()) is without or not found.numel()
 
 
 @pytest.mark.usefixtures("_together")

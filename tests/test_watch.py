@@ -102,9 +102,10 @@ def test_the_state_follows_the_folder() -> None:
     assert after["spent"] == pytest.approx(before["spent"] + 2)
     assert after["left"] == 0  # it was to have two rounds
     # what cannot be read is said, and the server goes on
-    (folder / "metrics.csv").write_text("round\n1,2\n")
     with served("run") as server:
-        assert "metrics.csv" in json.loads(ask(server, "GET", "/run.json")[2])["problem"]
+        for damaged in ("round\n1,2\n", "test/acc\n0.5\n"):  # a row that is too long; no column of rounds
+            (folder / "metrics.csv").write_text(damaged)
+            assert "metrics.csv" in json.loads(ask(server, "GET", "/run.json")[2])["problem"]
         (folder / "metrics.csv").unlink()
         (folder / "metrics.csv").symlink_to("/etc/hostname")
         assert "is a link" in json.loads(ask(server, "GET", "/run.json")[2])["problem"]
@@ -112,8 +113,10 @@ def test_the_state_follows_the_folder() -> None:
 
 def test_bad_input_to_watch(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run").mkdir()
+    Path("runs/one").mkdir(parents=True)
     for arguments, named in (
         (["nowhere"], "nowhere"),
+        (["runs"], "the folder of one run"),
         (["run", "--port", "99999"], "--port"),
         (["run", "run"], "RUNS"),
     ):
@@ -156,6 +159,15 @@ def test_the_page_in_a_browser(width: int) -> None:
         assert any(name in text for text in page.locator("#accuracy li").all_inner_texts())
         assert page.locator("img").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert lines_of_cards(page) == ([1, 3] if width > 1200 else [1] * 4)
+        page.set_viewport_size({"width": 800, "height": 900})  # what is there is drawn anew
+        page.wait_for_function("document.querySelector('#clients svg').viewBox.baseVal.width > 700")
+        assert lines_of_cards(page) == [1, 2, 1]
+        drawn = "document.querySelector('#loss svg').getBoundingClientRect().width"
+        assert page.evaluate(f"{drawn} / document.querySelector('#loss svg').viewBox.baseVal.width") == pytest.approx(
+            1, abs=0.02
+        )
+        page.set_viewport_size({"width": width, "height": 900})
         box = page.locator("#accuracy svg").first.bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -168,3 +180,16 @@ def test_the_page_in_a_browser(width: int) -> None:
 def points(page: Any, line: int) -> int:
     """Return the number of points of a line of the accuracies."""
     return len(page.locator("#accuracy polyline").nth(line).get_attribute("points").split())
+
+
+def lines_of_cards(page: Any) -> list[int]:
+    """Return how many cards stand in each line, each of which has to reach from edge to edge."""
+    script = "all => all.map(c => c.getBoundingClientRect()).map(b => [b.top, b.left, b.right])"
+    lines: dict[float, list[list[float]]] = {}
+    for top, *edges in page.eval_on_selector_all(".card:not([hidden])", script):
+        lines.setdefault(top, []).append(edges)
+    [[_, left, right]] = page.eval_on_selector_all(".cards", script)
+    for cards in lines.values():
+        assert cards[0][0] == pytest.approx(left, abs=1)
+        assert cards[-1][1] == pytest.approx(right, abs=1)
+    return [len(cards) for cards in lines.values()]

@@ -7,7 +7,7 @@ file with both sides.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -39,13 +39,17 @@ class LocalUpdate(pl.Callback):
 
     needs_plain_sgd: ClassVar[bool] = False
     """Whether the formulas hold only for SGD without momentum."""
+    stacks: ClassVar[bool] = True
+    """Whether `begin` and `report` also serve K clients, the first dimension, at once; a subclass says it itself."""
 
     def __init__(self, task: FitTask, state: Record) -> None:
         self.task = task
         self.state = state
+        self.weight: float | Tensor = task.weight
+        """w_i; of K clients at once (K,)."""
         self.num_steps = 0
         """K, optimizer steps taken; a gradient scaler may skip some."""
-        self.lr_sums: dict[str, float] = {}
+        self.lr_sums: dict[str, Any] = {}
         """For each parameter, the sum of its learning rates over these steps: K * lr, if the rate is constant."""
         self.anchors: list[Tensor] = []
         """Set by `begin`: for each parameter, the point that `correct` pulls it to; none if it does not."""
@@ -106,8 +110,9 @@ class LocalUpdate(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Call `begin` with the trainable parameters that are sent."""
-        private: Collection[str] = getattr(pl_module, "private", ())
-        trained = {name: param for name, param in pl_module.named_parameters() if param.requires_grad}
+        private = getattr(pl_module, "private", ())
+        known = getattr(pl_module, "places", None)  # to walk through a network takes long
+        trained = known.trained() if known else {n: p for n, p in pl_module.named_parameters() if p.requires_grad}
         self._params = {name: param for name, param in trained.items() if name not in private}
         self._private = {name: param for name, param in trained.items() if name in private}
         self._names = {id(param): name for name, param in self._params.items()}
@@ -149,12 +154,7 @@ class LocalUpdate(pl.Callback):
         self.count_loss(outputs["loss"].detach().float() * (size * batches), size)
 
     def count_loss(self, total: Tensor | float, samples: int) -> None:
-        """Add the losses of some samples to those of the fit.
-
-        Args:
-            total: their sum.
-            samples: their number.
-        """
+        """Add the sum of the losses of some samples to those of the fit."""
         self._loss_sum = self._loss_sum + total
         self._num_seen += samples
 

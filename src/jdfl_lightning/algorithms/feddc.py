@@ -9,7 +9,7 @@ from typing import ClassVar
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, place, sub, zeros_like
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, divide, placed, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class DriftUpdate(LocalUpdate):
     """
 
     needs_plain_sgd: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
 
     def __init__(self, task: FitTask, state: Record, alpha: float) -> None:
         super().__init__(task, state)
@@ -77,12 +78,11 @@ class DriftUpdate(LocalUpdate):
 
     def begin(self, params: Tensors) -> None:
         """Prepare the anchor theta - h_i and the shift c / w_i - c_i, both constant in a fit."""
-        c, c_i = self.task.server["c"], self.state["c"]
-        self.anchors = place(sub(self.task.weights, self.state["h"]), params)
-        self.shift = place({n: c[n] / self.task.weight - c_i[n] for n in c}, params)
+        self.anchors = placed(sub(self.task.weights, self.state["h"]), params)
+        self.shift = placed(sub(divide(self.task.server["c"], self.weight), self.state["c"]), params)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the change of the variate; keep drift and variate."""
-        drift, c = sub(weights, self.task.weights), self.task.server["c"]
-        moved = {n: -c[n] / self.task.weight - drift[n] / self.lr_sums[n] for n in drift}
+        drift, c = sub(weights, self.task.weights), divide(self.task.server["c"], self.weight)
+        moved = {n: -c[n] - drift[n] / self.lr_sums[n] for n in drift}
         return {"c_moved": moved}, {"h": add(self.state["h"], drift), "c": add(self.state["c"], moved)}

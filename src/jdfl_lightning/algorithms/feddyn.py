@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jdfl_lightning.algorithms.base import Algorithm, LocalUpdate
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, place, sub, zeros_like
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, placed, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,15 @@ class FedDyn(Algorithm):
 class DualUpdate(LocalUpdate):
     """Local SGD with a_i (theta_i - theta + v_i) added to every gradient; then v_i <- v_i + theta_i - theta."""
 
+    stacks: ClassVar[bool] = True
+
     def __init__(self, task: FitTask, state: Record, alpha: float) -> None:
         super().__init__(task, state)
         self.strength = alpha / task.weight
 
     def begin(self, params: Tensors) -> None:
         """Prepare the anchor theta - v_i, so that a_i (theta_i - theta + v_i) is added."""
-        self.anchors = place(sub(self.task.weights, self.state["v"]), params)
+        self.anchors = placed(sub(self.task.weights, self.state["v"]), params)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Keep the new dual; upload nothing, as the server computes the mean dual from the weights."""

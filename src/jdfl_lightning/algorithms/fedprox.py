@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitTask
-from jdfl_lightning.core.tensors import Record, Tensors, place
+from jdfl_lightning.core.tensors import Record, Tensors, placed
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class FedProx(FedAvg):
 class ProximalUpdate(LocalUpdate):
     """Local SGD on f_i(theta_i) + mu/2 ||theta_i - theta||^2."""
 
+    stacks: ClassVar[bool] = True
+
     def __init__(self, task: FitTask, state: Record, mu: float) -> None:
         super().__init__(task, state)
         self.strength = mu
 
     def begin(self, params: Tensors) -> None:
         """Prepare the anchor theta, so that mu (theta_i - theta) is added."""
-        self.anchors = place(self.task.weights, params)
+        self.anchors = placed(self.task.weights, params)

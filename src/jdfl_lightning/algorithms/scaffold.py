@@ -10,7 +10,7 @@ from jdfl_lightning.algorithms.base import LocalUpdate
 from jdfl_lightning.algorithms.fedavg import FedAvg
 from jdfl_lightning.core.errors import require
 from jdfl_lightning.core.messages import FitResult, FitTask, RoundContext
-from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, place, sub, zeros_like
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, add, placed, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,11 @@ class VariateUpdate(LocalUpdate):
     """Local SGD with c - c_i added to every gradient; then c_i+ = c_i - c + (theta - theta_i) / (K lr)."""
 
     needs_plain_sgd: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
 
     def begin(self, params: Tensors) -> None:
         """Prepare the shift c - c_i, which is constant in a fit."""
-        self.shift = place(sub(self.task.server["c"], self.state["c"]), params)
+        self.shift = placed(sub(self.task.server["c"], self.state["c"]), params)
 
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         """Upload the change of the variate; keep the new variate."""

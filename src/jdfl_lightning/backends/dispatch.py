@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,12 @@ from jdfl_lightning.core.tensors import Tensors
 
 HELD = 4
 """Finished results per worker that may wait for an earlier one before no further client is started."""
+
+SHORT = 0.02
+"""Seconds of a fit after which a worker would wait for its next job: if fits are shorter, it has the next one already.
+
+No worker is idle for longer at the end of a round because another one has a job that it has not begun.
+"""
 
 
 class GoneError(Exception):
@@ -44,12 +51,20 @@ class Worker(ABC):
 
     job: Job | None = None
     """What it is doing."""
+    ahead: Job | None = None
+    """What it does next."""
+    since = 0.0
+    """When it began its job."""
     ready = True
     """Whether it can be given a job yet."""
 
     @abstractmethod
     def begin(self, job: Job) -> None:
         """Send a job; raise a `GoneError` if the worker is gone."""
+
+    def takes_ahead(self, common: bytes) -> bool:
+        """Return whether it can be sent a fit while it does another; common: the parts shared by the round's fits."""
+        return False
 
     @abstractmethod
     def take(self) -> tuple[str, Any] | None:
@@ -78,6 +93,7 @@ class Dispatcher(Runner):
     def __post_init__(self) -> None:
         self.workers = [self.start(place) for place in range(self.num_workers)]
         self._again: deque[Job] = deque()  # evaluations and retries: before any further client
+        self._short = False  # whether the last fit was
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
         """Fit clients in parallel; the server never holds more than a few results, however many clients there are."""
@@ -91,7 +107,11 @@ class Dispatcher(Runner):
         todo = deque(self._order(tasks))
         for due in range(len(tasks)):
             while True:
-                while (worker := self._idle()) and todo and len(results) < HELD * len(self.workers):
+                while (
+                    (worker := self._idle() or self._nearly_idle(common))
+                    and todo
+                    and len(results) < HELD * len(self.workers)
+                ):
                     place = todo.popleft()
                     bare = replace(tasks[place], weights={}, buffers={}, server={}, learned={})
                     self._begin(worker, self._fit_job(place, bare, results, common))
@@ -139,19 +159,30 @@ class Dispatcher(Runner):
                 self._begin(worker, self._again.popleft())
         return None
 
+    def _nearly_idle(self, common: bytes) -> Worker | None:
+        """Return a worker that may be sent a fit ahead, if fits are short and nothing else waits."""
+        if not self._short or self._again:
+            return None
+        return next((one for one in self.workers if one.ahead is None and one.takes_ahead(common)), None)
+
     def _begin(self, worker: Worker, job: Job) -> None:
         try:
             worker.begin(job)
-            worker.job = job
+            if worker.job is None:
+                worker.job, worker.since = job, time.monotonic()
+            else:
+                worker.ahead = job
         except GoneError:  # it died while idle, not because of the job
             self._replace(worker)
             self._again.appendleft(job)
 
     def _replace(self, worker: Worker) -> None:
         """Replace a worker that died, and retry its job."""
-        job, how = worker.job, worker.end()
+        job, ahead, how = worker.job, worker.ahead, worker.end()
         place = self.workers.index(worker)
         self.workers[place] = self.start(place)
+        if ahead is not None:  # it had not begun
+            self._again.append(ahead)
         if job is not None:
             self._retry(job, f"its process was ended{how}.")
 
@@ -179,8 +210,12 @@ class Dispatcher(Runner):
                 raise StorageError(answer)
             if kind == "unusable":
                 raise InputError(f"Expected a worker to start but: {answer}")
-            job, worker.job = worker.job, None
+            job, worker.job, worker.ahead = worker.job, worker.ahead, None
             assert job is not None
+            now = time.monotonic()
+            if job.kind == "fit":
+                self._short = now - worker.since < SHORT
+            worker.since = now
             if kind == "done":
                 job.done(answer)
             else:

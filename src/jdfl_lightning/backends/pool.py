@@ -156,6 +156,10 @@ class _Process(Worker):
         except OSError as error:
             raise GoneError from error
 
+    def takes_ahead(self, common: bytes) -> bool:
+        """Return whether it has all but the task: to send more while it sends its answer, both would wait."""
+        return self.job is not None and common is self._common
+
     def take(self) -> tuple[str, Any]:
         """Receive a message."""
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,11 @@ class VectorBackend(Backend):
         with limited_threads(1 if experiment.data.features is not None else None):
             workspace = Workspace(experiment)
             check_stackable(workspace)
-            yield VectorRunner(workspace, states, self.group)
+            try:
+                yield VectorRunner(workspace, states, self.group)
+            finally:
+                with suppress(StorageError):  # a checkpoint that refers to them has raised it
+                    states.finish()
 
 
 class VectorRunner(LocalRunner):

@@ -26,7 +26,6 @@ from multiprocessing.reduction import recv_handle
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,13 +50,13 @@ if _FOLDER in os.environ:  # this is the fork server
     atexit.register(shutil.rmtree, os.environ[_FOLDER], ignore_errors=True)
 
 
-def _from_bytes(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.from_numpy(content).view(dtype).reshape(shape)
+def _from_bytes(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.frombuffer(content, dtype=dtype).view(shape) if content else torch.empty(shape, dtype=dtype)
 
 
 def _as_bytes(tensor: Tensor) -> tuple[Any, ...]:
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _from_bytes, (content, tensor.dtype, tuple(tensor.shape))
+    return _from_bytes, (bytearray(content), tensor.dtype, tuple(tensor.shape))
 
 
 def encode(message: object) -> bytes:

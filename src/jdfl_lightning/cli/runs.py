@@ -101,9 +101,9 @@ def rm(runs: list[Path], yes: bool = False) -> int:
     from jdfl_lightning.report.listing import summarize
     from jdfl_lightning.storage.folder import check_removable, remove_runs
 
-    runs = list(dict.fromkeys(runs))
     for folder in runs:
         check_removable(folder)
+    runs = list({folder.resolve(): folder for folder in runs}.values())  # one may be given in two ways
     if not yes:
         if not sys.stdin.isatty():
             raise InputError("Expected --yes true, as there is no terminal to ask at. Nothing was deleted.")
@@ -242,11 +242,13 @@ def predict(
         output: Where the CSV goes; standard output if not given.
         trust: Import whatever classes the run folder names, even if you did not make it here.
     """
-    from jdfl_lightning.studies.hub import load_folder
-    from jdfl_lightning.studies.inference import list_images, predictions, write_predictions
+    with starting():
+        from jdfl_lightning.studies.hub import load_folder
+        from jdfl_lightning.studies.inference import list_images, predictions, write_predictions
 
+        model, files = load_folder(run, weights, trust), list_images(images)
     unreadable: list[str] = []
-    found = predictions(load_folder(run, weights, trust), list_images(images), unreadable, score)
+    found = predictions(model, files, unreadable, score)
     if output is None:
         write_predictions(found, sys.stdout)
     else:
@@ -277,7 +279,9 @@ def export(
         weights: Which of the run's weights to use; null for best, or last if the run keeps no best, as a private one.
         trust: Import whatever classes the run folder names, even if you did not make it here.
     """
-    from jdfl_lightning.studies.export import export as write
+    with starting(doing="exporting"):  # to ONNX or torch takes as long as a short training
+        from jdfl_lightning.studies.export import export as write
 
-    print(write(run, format, output, weights, trust))
+        written = write(run, format, output, weights, trust)
+    print(written)
     return 0

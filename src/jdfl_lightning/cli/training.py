@@ -142,15 +142,12 @@ def suite(
         unseen: Domains to leave out, a run for each, such as photo,sketch; each for all; null for the settings' own.
     """
     with starting(settings):
-        from jdfl_lightning.config import parse_experiment
-        from jdfl_lightning.core.system import reuse_memory
         from jdfl_lightning.studies.matrix import Suite
         from jdfl_lightning.studies.suite import Combinations, plan, run_suite
         from jdfl_lightning.ui.loggers import WandbRounds
 
-        reuse_memory()
         matrix = Combinations(algorithms, supervisions, seeds, num_domains, unseen)
-        folder, runs = plan(partial(parse_experiment, f"{PROGRAM} suite"), settings, matrix)
+        folder, runs = plan(partial(_read, "suite"), settings, matrix)
     with open_display(Console()) as display:
         try:
             done = Suite(folder, run_suite(folder, runs, display))

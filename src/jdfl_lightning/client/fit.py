@@ -13,6 +13,7 @@ from jdfl_lightning.algorithms.base import SECOND, LocalUpdate
 from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe, TurnedBatches
+from jdfl_lightning.client.together import Report
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
 from jdfl_lightning.client.workspace import Workspace as Workspace
 from jdfl_lightning.client.workspace import build_module as build_module
@@ -84,6 +85,8 @@ class LocalFit:
     """All trainable parameters at the start: the server's and the client's own."""
     buffers: Tensors
     """The network's other tensors at the start."""
+    report: Report | None = None
+    """The algorithm's, if it was made with those of other clients."""
 
     @property
     def discovering(self) -> bool:
@@ -163,16 +166,16 @@ def end_fit(
         buffers: the network's other tensors after it.
         logged: numbers that the module logged.
     """
-    task, update = fit.task, fit.update
+    task, update, report = fit.task, fit.update, fit.report
     if update.num_steps == 0:
         raise PublicError(
             f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
             "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
         )
     sent = workspace.sent(weights)
-    upload, state = update.report(sent)
+    upload, state = update.report(sent) if report is None else (report.upload, report.state)
     norms = {
-        f"norm/client/{group}": norm(tensors)
+        f"norm/client/{group}": norm(tensors) if report is None else report.lengths[group]
         for group, tensors in state.items()
         if group not in SECOND and (not workspace.private or tensors.keys() <= sent.keys())
     }

@@ -7,11 +7,13 @@ order, but only those that an algorithm of this package uses.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, cast
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from jdfl_lightning.algorithms import LocalUpdate
 from jdfl_lightning.client.module import JointModule
@@ -45,11 +47,27 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
 
 def has_known_hooks(update: LocalUpdate) -> bool:
     """Return whether all hooks of a callback are this package's own and called by `PlainLoop`."""
-    kind = type(update)
+    return _has_known_hooks(type(update))
+
+
+@cache
+def _has_known_hooks(kind: type[LocalUpdate]) -> bool:
     return all(
         name in _HOOKS and getattr(kind, name).__module__.startswith("jdfl_lightning.")
         for name, hook in vars(pl.Callback).items()
         if callable(hook) and getattr(kind, name) is not hook
+    )
+
+
+_NUMBERS = ("lr", "weight_decay")
+
+
+def _takes_plain_steps(optimizer: Optimizer) -> bool:
+    """Return whether a step subtracts the gradient times a rate: what torch does around it takes longer than that."""
+    beyond = ("momentum", "dampening", "nesterov", "maximize", "differentiable", "foreach", "fused")
+    return type(optimizer) is SGD and all(
+        not any(group[name] for name in beyond) and all(type(group[name]) in (int, float) for name in _NUMBERS)
+        for group in optimizer.param_groups
     )
 
 
@@ -69,6 +87,9 @@ class PlainLoop:
         self.max_epochs = 0
         self.optimizers: list[Optimizer] = [module.configure_optimizers()]
         self._trainer = cast(pl.Trainer, self)
+        self._rates: dict[str, float] = {}
+        """The learning rate of each parameter that is sent."""
+        self._is_plain = _takes_plain_steps(self.optimizers[0])
 
     def fit(self, epochs: int) -> None:
         """Train for some passes through the loader."""
@@ -78,10 +99,13 @@ class PlainLoop:
             module.train()
         try:
             update.on_train_start(trainer, module)
+            names = {id(param): name for name, param in module.trainable().items() if name in update.lr_sums}
+            groups = self.optimizers[0].param_groups
+            self._rates = {names[id(p)]: float(g["lr"]) for g in groups for p in g["params"] if id(p) in names}
             for _ in range(epochs):
                 for number, batch in enumerate(self.train_dataloader):
                     update.on_train_batch_start(trainer, module, batch, number)
-                    loss = self._step(batch, number)
+                    loss = self._plain_step(batch, number) if self._is_plain else self._step(batch, number)
                     update.on_train_batch_end(trainer, module, {"loss": loss}, batch, number)
                 update.on_train_epoch_end(trainer, module)
             update.on_train_end(trainer, module)
@@ -101,3 +125,21 @@ class PlainLoop:
             return loss.detach()
 
         return cast(Tensor, cast(Any, optimizer).step(closure))
+
+    def _plain_step(self, batch: Any, number: int) -> Tensor:
+        """Do what `_step` does with SGD without momentum."""
+        [optimizer] = self.optimizers
+        loss = self.module.training_step(batch, number)
+        trained = [(param, group) for group in optimizer.param_groups for param in group["params"]]
+        for param, _ in trained:
+            param.grad = None
+        loss.backward()
+        self.update.on_before_optimizer_step(self._trainer, self.module, optimizer)
+        with torch.no_grad():
+            for param, group in trained:
+                if (gradient := param.grad) is not None:
+                    decay = group["weight_decay"]
+                    gradient = gradient.add(param, alpha=decay) if decay else gradient
+                    param.add_(gradient, alpha=-group["lr"])
+        self.update.count_step(self._rates)
+        return loss.detach()

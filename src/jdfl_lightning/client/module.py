@@ -20,6 +20,7 @@ from jdfl_lightning.joint import (
     SoftTargetKLLoss,
     TargetRule,
 )
+from jdfl_lightning.joint.loss import class_kl
 from jdfl_lightning.regularizers import Step, Term
 
 Batch = Sequence[Tensor]
@@ -172,15 +173,26 @@ class JointModule(pl.LightningModule):
         images, labels, domains = _with_domains(batch, self.targets.needs_domains)
         features = self.backbone(self.augment(images))
         logits = self.head(features)
-        weights = self.targets(domains, self.generator, logits.detach(), labels)
-        loss = self.task_loss(logits, weights, labels)
+        weights: Tensor | None = None
+        if len(self.regularizers) or not self._has_class_labels:
+            weights = self.targets(domains, self.generator, logits.detach(), labels)
+            loss = self.task_loss(logits, weights, labels)
+        else:
+            loss = class_kl(logits, labels).mean()
         if self.loss_term is not None:
             loss = self.loss_term(loss, features, labels)
         for term in self.regularizers:
+            assert weights is not None
             loss = loss + term(Step(self.head, logits, features, labels, weights))
         if self.loss_term is None:
             self.log("train/loss", loss, prog_bar=True)
         return loss
+
+    @property
+    def _has_class_labels(self) -> bool:
+        """Whether the loss of a batch is that of ordinary class labels, by nobody's code but this package's."""
+        own = type(self).task_loss is JointModule.task_loss and type(self.loss) is SoftTargetKLLoss
+        return own and type(self.targets) is PlainTargets and self.loss.reduction == "mean"
 
     def on_train_end(self) -> None:
         """Show the trained network to the regularizers."""
@@ -225,7 +237,8 @@ class JointModule(pl.LightningModule):
         part = self.optimizer or Part(
             torch.optim.SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )
-        groups: list[dict[str, Any]] = [{"params": list(self.parameters())}]
+        known = self.places is not None and self.places.all_trained and not len(self.regularizers)
+        groups: list[dict[str, Any]] = [{"params": list(self.trainable().values() if known else self.parameters())}]
         if self.head_lr != 1:
             head = {id(param) for param in self.head.parameters()}
             groups = [{"params": [p for p in self.parameters() if (id(p) in head) is own]} for own in (False, True)]
@@ -264,6 +277,7 @@ class TensorPlaces:
         self._trained, self._others = (
             [(name, *_place(module, name)) for name in tensors] for tensors in (module.trainable(), module.statistics())
         )
+        self.all_trained = len(self._trained) == len(list(module.parameters()))
 
     def trained(self) -> Tensors:
         """Return the parameters that are trained."""

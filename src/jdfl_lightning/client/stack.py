@@ -7,6 +7,7 @@ product of stacked matrices replaces many products, so that weights agree to rou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, repeat
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from jdfl_lightning.client.stacked import (
     StackedTargets,
     stacked_losses,
 )
+from jdfl_lightning.client.together import report_together, rows_of, stacked_update
 from jdfl_lightning.core.errors import InputError, last_line, require
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import Tensors, zeros_like
@@ -67,7 +69,7 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
 
     Args:
         workspace: this process's data and module.
-        fits: the clients' fits, all of one round.
+        fits: the clients' fits, all of one round; they get the algorithm's reports if it makes them for all at once.
 
     Returns:
         The trained parameters of each, in the order of the fits.
@@ -75,22 +77,27 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     num_steps = [fit.epochs * len(fit.loader) for fit in fits]
     order = sorted(range(len(fits)), key=lambda place: -num_steps[place])  # those that still train come first
     members = [fits[place] for place in order]
+    updates = [fit.update for fit in members]
     module = workspace.module(members[0].weights, members[0].buffers).train()
     values = {name: torch.stack([fit.weights[name] for fit in members]) for name in members[0].weights}
     sent = workspace.sent(values)
-    kinds = {type(fit.update) for fit in members}
+    together = stacked_update(updates)
+    kinds = {type(update) for update in updates}
     own_correct = bool(sent) and (len(kinds) > 1 or any(kind.correct is not LocalUpdate.correct for kind in kinds))
     gradients = zeros_like(values) if own_correct else {}
     clients = []
     for place, fit in enumerate(members):
-        params = {name: value[place].requires_grad_() for name, value in values.items()}
+        params = {} if together else {name: value[place].requires_grad_() for name, value in values.items()}
         for name, stacked in gradients.items():
             params[name].grad = stacked[place]
         clients.append(StackedClient(fit, params, module, num_steps[order[place]]))
-        clients[-1].hook("on_train_start")
+        if together is None:
+            clients[-1].hook("on_train_start")
+    if together is not None:
+        together.begin(sent)
     plan = BatchPlan(members)
     targets = StackedTargets(members, plan)
-    correction = None if own_correct else StackedCorrection([fit.update for fit in members], sent)
+    correction = None if own_correct else StackedCorrection(updates, sent, together)
     steps = _Steps(workspace.experiment.local_optimizer, values, members[0].lr_factor, workspace.experiment.head_lr)
     told = {name: steps.rates[name] for name in sent}
     losses = torch.zeros(len(members))
@@ -98,32 +105,43 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
         active = [client for client in clients if step < client.num_steps]
         batches = plan.take(step, active)
         live = {name: value[: len(active)].detach().requires_grad_() for name, value in values.items()}
-        found, loss = _gradients(module, batches, targets, live)
+        changes, loss = _gradients(module, batches, targets, live)
         losses[: len(active)] += loss.float() * batches.sizes
         with torch.no_grad():
             if correction is None:
-                for name, gradient in found.items():
+                for name, gradient in changes.items():
                     gradients[name][: len(active)] = gradient
                 for client in active:
                     client.fit.update.correct(workspace.sent(client.params))
-                found = {name: stacked[: len(active)] for name, stacked in gradients.items()}
+                changes = {name: stacked[: len(active)] for name, stacked in gradients.items()}
             for name, value in values.items():
                 own = value[: len(active)]
-                change = found[name] if correction is None else correction.apply(name, found[name], own)
+                change = changes[name] if correction is None else correction.apply(name, changes[name], own)
                 steps.take(name, own, change)
         for client in active:
-            client.fit.update.count_step(told)
+            client.fit.update.count_step(told if together is None else {})
     targets.finish()
-    trained = [{name: value[place].clone() for name, value in values.items()} for place in range(len(members))]
+    trained = [own[""] for own in rows_of({"": values}, len(members))]
+    if (
+        together is None
+    ):  # a report of a client's own may keep its weights: they are not to be written as rows of a stack
+        trained = [{name: row.clone() for name, row in own.items()} for own in trained]
+    same_backbone = not workspace.private and not any(name.startswith("backbone.") for name in values)
     for client, weights, total in zip(clients, trained, losses.tolist(), strict=True):
         if not client.has("on_train_batch_end", LocalUpdate):
             client.fit.update.count_loss(total, client.fit.epochs * len(client.fit.loader.indices))
         terms = client.fit.terms.values()
         if terms or client.has("on_train_end"):
-            module = workspace.module(weights, client.fit.buffers).train()
+            if terms or not same_backbone:  # an algorithm looks at the network below the head alone
+                module = workspace.module(weights, client.fit.buffers).train()
             client.hook("on_train_end", module=module)
             for term in terms:
                 term.finish(module.backbone, module.head, client.fit.loader)
+    if together is not None:
+        after = {name: list(accumulate(repeat(rate, clients[0].num_steps), initial=0.0)) for name, rate in told.items()}
+        sums = {name: [sums[client.num_steps] for client in clients] for name, sums in after.items()}
+        for fit, report in zip(members, report_together(together, sent, sums, len(members)), strict=True):
+            fit.report = report
     return [weights for _, weights in sorted(zip(order, trained, strict=True), key=lambda pair: pair[0])]
 
 

@@ -238,15 +238,16 @@ class StackedCorrection:
     """What `LocalUpdate.correct` does, for all clients of a stack at once.
 
     Args:
-        updates: the clients' sides of the algorithm, after `begin`.
+        updates: the clients' sides of the algorithm.
         values: the stacked parameters that are sent.
+        together: one for all of them, after `begin`; None if each has begun by itself.
     """
 
-    def __init__(self, updates: Sequence[LocalUpdate], values: Tensors) -> None:
-        self._anchors, self._shifts = (
-            dict(zip(values, map(torch.stack, zip(*lists, strict=True)), strict=bool(lists[0])))
-            for lists in ([update.anchors for update in updates], [update.shift for update in updates])
-        )
+    def __init__(self, updates: Sequence[LocalUpdate], values: Tensors, together: LocalUpdate | None = None) -> None:
+        lists = [[update.anchors for update in updates], [update.shift for update in updates]]
+        each = [list(map(torch.stack, zip(*own, strict=True))) for own in lists]
+        anchors, shifts = each if together is None else (together.anchors, together.shift)
+        self._anchors, self._shifts = (dict(zip(values, found, strict=bool(found))) for found in (anchors, shifts))
         self._strengths = torch.tensor([update.strength for update in updates], dtype=torch.float64)
 
     def apply(self, name: str, gradient: Tensor, value: Tensor) -> Tensor:

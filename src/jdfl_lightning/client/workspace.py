@@ -231,8 +231,11 @@ class Workspace:
             module.head, module.places = self._new_head(num_domains), None
         if module.places is None and type(module) is JointModule:  # a subclass may exchange layers as it likes
             module.places = TensorPlaces(module)
-        module.targets = targets if targets is not None else self._plain
-        module.regularizers = nn.ModuleList()
+        rule = targets if targets is not None else self._plain
+        if module.targets is not rule:  # to set an attribute of a module takes long
+            module.targets = rule
+        if len(module.regularizers):
+            module.regularizers = nn.ModuleList()
         dtype = weights["head.weight"].dtype
         with torch.no_grad():
             for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):

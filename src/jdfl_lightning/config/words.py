@@ -21,7 +21,7 @@ from jdfl_lightning.core.settings import declared_settings
 from jdfl_lightning.supervision import short_names
 from jdfl_lightning.ui.loggers import explain_logger
 
-_REQUIRED = "the following arguments are required: "
+_REQUIRED, _SCHEDULERS = "the following arguments are required: ", "torch.optim.lr_scheduler"
 OWN_OPTIONS = ("config", "trust", "help", "print_config")
 """Options of the parser that are no settings."""
 
@@ -115,18 +115,12 @@ def possible_values(setting: str) -> list[str]:
         return list(short_names())
     if setting == "clustering.criterion":
         return list(Criterion.short_names())
+    if setting == "model":
+        return []
     if setting in PARTS:
-        home = import_module("torch.optim" if setting == "optimizer" else "torch.optim.lr_scheduler")
-        parent = PARTS[setting][0]
-        return (
-            []
-            if setting == "model"
-            else [
-                name
-                for name, value in vars(home).items()
-                if name[0] != "_" and isinstance(value, type) and issubclass(value, parent) and value is not parent
-            ]
-        )
+        home, parent = import_module("torch.optim" if setting == "optimizer" else _SCHEDULERS), PARTS[setting][0]
+        kinds = {name: kind for name, kind in vars(home).items() if name[0] != "_" and isinstance(kind, type)}
+        return [name for name, kind in kinds.items() if issubclass(kind, parent) and kind is not parent]
     hints = get_type_hints(Experiment)
     parents = [hint for hint in get_args(hints.get(setting)) or (hints.get(setting),) if isinstance(hint, type)]
     found = [one for parent in parents for one in subclasses(parent) if one.__name__[0] != "_"]

@@ -39,14 +39,16 @@ _ASIDE = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def write_whole(file: Path, content: bytes, private: bool = False, durable: bool = True) -> None:
+def write_whole(
+    file: Path, content: bytes | Sequence[bytes | memoryview], private: bool = False, durable: bool = True
+) -> None:
     """Write a temporary file and rename it: a reader finds the old content or the new, never a part.
 
     The temporary file has a random name and must not exist, so that it cannot be a link made by someone else.
 
     Args:
         file: the file to write; a link there is replaced, not followed.
-        content: the whole content.
+        content: the whole content, or its parts.
         private: whether only this user may read it.
         durable: whether it survives a power cut at once; else when `sync` is called for it.
     """
@@ -56,7 +58,7 @@ def write_whole(file: Path, content: bytes, private: bool = False, durable: bool
         descriptor = os.open(aside, flags, 0o600 if private else 0o666)
         try:
             with os.fdopen(descriptor, "wb") as out:
-                out.write(content)
+                out.writelines([content] if isinstance(content, bytes) else content)
                 if durable:
                     out.flush()
                     os.fsync(out.fileno())

@@ -46,12 +46,20 @@ def sample_clients(num_clients: int, count: int, seed: int, round: int, attempt:
 @contextmanager
 def isolated_randomness(seed: int, *keys: str | int) -> Iterator[None]:
     """Seed torch's global generators for the block (initialisation, dropout), then restore their state."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        # without an accelerator, torch.manual_seed would still prepare one, in half a millisecond
-        seed_all = torch.manual_seed if _has_accelerator() else torch.default_generator.manual_seed
-        seed_all(derive_seed(seed, *keys))
+    number = derive_seed(seed, *keys)
+    if _has_accelerator():
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(number)
+            yield
+        return
+    # torch.manual_seed would prepare an accelerator even if there is none, in half a millisecond
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(number)
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 @cache

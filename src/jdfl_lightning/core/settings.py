@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_type_hints
 
 Role = Literal["result", "length", "place", "output"]
@@ -81,7 +81,7 @@ def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, settings
 
 
-def chosen(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def chosen(settings: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the settings that have one of these dotted names or are below it.
 
     >>> chosen({"data.class_path": "PACS", "data.init_args.size": 32, "lr": 0.1}, ("data",))
@@ -89,3 +89,12 @@ def chosen(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """
     starts = tuple(f"{name}." for name in names)
     return {key: value for key, value in settings.items() if f"{key}.".startswith(starts)}
+
+
+def option_name(key: str) -> str:
+    """Return the name on the command line of a setting in a config.
+
+    >>> option_name("data.class_path"), option_name("data.init_args.size")
+    ('data', 'data.size')
+    """
+    return key.replace(".init_args", "").removesuffix(".class_path")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ Tensors = dict[str, Tensor]
 
 Record = dict[str, Tensors]
 """Group -> named tensors, such as ``{"c": {...}}``: what an algorithm keeps and sends."""
+
+_SMALL = 1 << 16
+"""Values of a tensor that fits into a core's cache."""
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -50,6 +54,15 @@ def num_bytes(record: Mapping[str, Mapping[str, Tensor]]) -> int:
     return sum(tensor.numel() * tensor.element_size() for group in record.values() for tensor in group.values())
 
 
+def digest_tensors(tensors: Mapping[str, Tensor], about: str = "") -> str:
+    """Return a checksum of a text and of named tensors, whatever their order."""
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def misfit(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:
     """Return why named tensors do not have the names and shapes of others; None if they do.
 
@@ -84,6 +97,18 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], alpha: float = 1.0) ->
     return {name: torch.add(a[name], b[name], alpha=alpha) for name in a}
 
 
+def divide(a: Mapping[str, Tensor], b: float | Tensor) -> Tensors:
+    """Return ``a / b``, name by name; if b is a number for each of K clients, (K, ...) for each name.
+
+    >>> divide({"w": torch.ones(2)}, torch.tensor([1.0, 4.0]))
+    {'w': tensor([[1.0000, 1.0000],
+            [0.2500, 0.2500]])}
+    """
+    if not isinstance(b, Tensor):
+        return {name: tensor / b for name, tensor in a.items()}
+    return {name: tensor / b.to(tensor.dtype).view(-1, *[1] * tensor.ndim) for name, tensor in a.items()}
+
+
 def norm(tensors: Mapping[str, Tensor]) -> float:
     """Return the Euclidean norm of all floating-point tensors together, in double precision: finite if they are.
 
@@ -102,6 +127,36 @@ def place(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> list[T
     return [torch.empty_like(param).copy_(tensors[name]) for name, param in params.items()]
 
 
+def placed(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return what `place` does, without copies of tensors that are there already: not to be changed in place."""
+    return [_placed(tensors[name], param) for name, param in params.items()]
+
+
+def _placed(tensor: Tensor, param: Tensor) -> Tensor:
+    there = (tensor.device, tensor.dtype, tensor.shape) == (param.device, param.dtype, param.shape)
+    return tensor if there and tensor.stride() == param.stride() else torch.empty_like(param).copy_(tensor)
+
+
+def stack_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of the same shape and type; if they are the rows of one tensor, in their order, do not copy them.
+
+    >>> rows = torch.arange(6.0).view(3, 2)
+    >>> stack_rows(rows.unbind()).data_ptr() == rows.data_ptr()
+    True
+    """
+    first, size = tensors[0], tensors[0].numel()
+    start, width = first.data_ptr(), size * first.element_size()
+    held = first.untyped_storage()
+    inside = start + len(tensors) * width <= held.data_ptr() + held.nbytes()
+    if (
+        size
+        and inside
+        and all(row.data_ptr() == start + place * width and row.is_contiguous() for place, row in enumerate(tensors))
+    ):
+        return first.as_strided((len(tensors), *first.shape), (size, *first.stride()), first.storage_offset())
+    return torch.stack(list(tensors))
+
+
 class RunningSum:
     """A weighted sum of named tensors in double precision, one at a time.
 
@@ -115,6 +170,8 @@ class RunningSum:
     def __init__(self) -> None:
         self.weight = 0.0
         self._sums: Tensors = {}
+        self._doubles: Tensors = {}
+        """Room for small tensors in double precision: they are sooner copied than added to those of another type."""
         self._first: Tensors = {}
 
     def add(self, tensors: Mapping[str, Tensor], weight: float = 1.0) -> None:
@@ -126,9 +183,15 @@ class RunningSum:
                 for name, tensor in tensors.items()
                 if tensor.is_floating_point()
             }
+            self._doubles = {
+                name: torch.empty_like(accumulator)
+                for name, accumulator in self._sums.items()
+                if tensors[name].dtype is not torch.float64 and accumulator.numel() <= _SMALL
+            }
         self.weight += weight
         for name, accumulator in self._sums.items():
-            accumulator.add_(tensors[name], alpha=weight)  # in double precision, without a copy
+            room, tensor = self._doubles.get(name), tensors[name]
+            accumulator.add_(tensor if room is None else room.copy_(tensor), alpha=weight)
 
     def result(self, scale: float = 1.0) -> Tensors:
         """Return the sum times a factor; integer tensors are not summed: the first ones added are returned."""

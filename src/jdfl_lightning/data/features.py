@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.core.tensors import digest_tensors
 from jdfl_lightning.data.base import Progress
 from jdfl_lightning.data.cache import cache_folder, keep, map_file
 from jdfl_lightning.data.transforms import Normalize, to_input
@@ -22,15 +22,6 @@ _PASS = 32
 """Images in a forward pass. It is fixed, and a pass has one thread, so that the bits do not depend on the machine's
 number of cores."""
 _WHAT = "computing features"
-
-
-def digest_tensors(tensors: Tensors) -> str:
-    """Return a checksum of named tensors."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 _digests: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()

@@ -42,6 +42,17 @@ def soft_target_kl(logits: Tensor, targets: Tensor, labels: Tensor | None = None
     return (torch.xlogy(targets, targets) - cross).sum(dim=1)
 
 
+def class_kl(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return `soft_target_kl` of targets with all mass on the class: the same bits, and gradients, in fewer operations.
+
+    >>> logits = torch.tensor([[2.0, 0.0]])
+    >>> class_kl(logits, torch.tensor([0])), soft_target_kl(logits, torch.tensor([[1.0]]), torch.tensor([0]))
+    (tensor([0.1269]), tensor([0.1269]))
+    """
+    log_p = logits.log_softmax(dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return 0.0 - log_p.gather(1, labels.unsqueeze(1)).squeeze(1)
+
+
 class SoftTargetKLLoss(nn.Module):
     """`soft_target_kl` as a module; a one-hot target gives the cross-entropy.
 

@@ -14,7 +14,7 @@ import pandas as pd
 from jdfl_lightning.clustering.criteria import Criterion
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, StorageError, without_stop
-from jdfl_lightning.core.settings import declared_settings, flat_settings
+from jdfl_lightning.core.settings import declared_settings, flat_settings, option_name
 from jdfl_lightning.data.base import PLACES, option_defaults
 from jdfl_lightning.storage.checkpoint import Checkpoints, read_header
 from jdfl_lightning.storage.folder import SavedRun, read_run
@@ -173,7 +173,7 @@ def _settings(config: dict[str, Any]) -> dict[str, Value]:
     """Return a run's settings by the names they have on the command line."""
     found: dict[str, Value] = {}
     for key, value in flat_settings(config):
-        name = key.replace(".init_args", "").removesuffix(".class_path")
+        name = option_name(key)
         if name == "clustering.criterion" and isinstance(value, str):
             value = _CRITERIA.get(value, value)
         if isinstance(value, (str, int, float, bool)) or value is None:

@@ -20,20 +20,10 @@ from jdfl_lightning.storage.names import DOMAIN_PREFIX, UNSEEN_PREFIX, Selection
 from jdfl_lightning.supervision import short_names
 
 COLUMNS = [
-    *(
-        "experiment",
-        "protocol",
-        "table",
-        "algorithm",
-        "supervision",
-        "num_domains",
-        "settings",
-        "seeds",
-        "quantity",
-        "domain",
-    ),
-    *("target", "mean", "std", "count", "difference", "difference_low", "difference_high", "difference_seeds"),
-    *("verdict", "paper", "paper_gain", "paper_doubtful", "differs_from_paper"),
+    *("experiment", "protocol", "table", "algorithm", "supervision", "num_domains", "settings", "seeds"),
+    *("quantity", "domain", "target", "mean", "std", "count"),
+    *("difference", "difference_low", "difference_high", "difference_seeds", "verdict"),
+    *("paper", "paper_gain", "paper_doubtful", "differs_from_paper"),
 ]
 """Columns of ``report.csv``. Accuracies are shares; a quantity is accuracy, rounds, bytes_up or bytes_down; also
 unseen_accuracy, validation_accuracy, accuracy_picked_on_test, unseen_mean and unseen_worst, where they are known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +13,10 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 from rich.text import Text
 
+from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, plain
-from jdfl_lightning.core.settings import flat_settings
+from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings, option_name
+from jdfl_lightning.data.base import PLACES
 from jdfl_lightning.storage.details import read_stop
 from jdfl_lightning.storage.folder import SavedRun, is_locked, read_run
 from jdfl_lightning.storage.metrics import last_round
@@ -24,6 +26,7 @@ from jdfl_lightning.supervision import supervision_name
 from jdfl_lightning.ui.display import clock
 
 State = Literal["finished", "running", "unfinished", "discovery", "damaged"]
+_UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True)
@@ -33,23 +36,23 @@ class RunSummary:
     folder: str
     state: State
     """running: another process writes it. unfinished: it can be resumed. discovery: Phase 1 alone."""
-    data: str | None
-    algorithm: str | None
-    supervision: str | None
-    seed: int | None
-    round: int
+    data: str | None = None
+    algorithm: str | None = None
+    supervision: str | None = None
+    seed: int | None = None
+    round: int = 0
     """Rounds that are over."""
-    rounds: int | None
+    rounds: int | None = None
     """Rounds that it is to have."""
-    accuracy: float | None
+    accuracy: float | None = None
     """On the test images, in the round that counts: the best one, or the last if no best is kept."""
-    worst: float | None
+    worst: float | None = None
     """Accuracy of the worst domain in that round."""
-    num_domains: int | None
+    num_domains: int | None = None
     """M; None for the baseline."""
-    bytes: int
+    bytes: int = 0
     """Size of all files."""
-    changed: str
+    changed: str = ""
     """When a file was last written, in UTC."""
     problem: str = ""
     """What is wrong with a damaged one."""
@@ -57,37 +60,29 @@ class RunSummary:
 
 def summarize(folder: Path) -> RunSummary:
     """Return a run folder in short; one that cannot be read is damaged."""
-    about: dict[str, Any] = dict.fromkeys(
-        ("data", "algorithm", "supervision", "seed", "rounds", "accuracy", "worst", "num_domains")
-    )
     files = list(_files(folder))
     changed = datetime.fromtimestamp(max((file.st_mtime for file in files), default=0.0), timezone.utc)
-    size, when = sum(file.st_size for file in files), f"{changed:%Y-%m-%dT%H:%M:%SZ}"
-    state: State = "damaged"
-    round, problem = 0, ""
+    found = RunSummary(str(folder), "damaged", bytes=sum(file.st_size for file in files), changed=f"{changed:{_UTC}}")
     try:
         config = saved_settings(folder)
-        about |= _of_settings(config)
-        round = int(last_round(folder))
+        rounds = int(config["rounds"])
+        found = replace(
+            found,
+            data=str(config["data"]["class_path"]).rpartition(".")[2],
+            algorithm=str(config["algorithm"]["class_path"]).rpartition(".")[2],
+            supervision=supervision_name(config["supervision"]),
+            seed=int(config["seed_everything"]),
+            rounds=rounds,
+        )
+        found = replace(found, round=int(last_round(folder)))
         if (folder / METRICS).exists():
             run = read_run(folder)
-            about |= {"accuracy": run.best["test/acc"], "worst": run.best["test/acc_worst"]}
-            about["num_domains"] = None if run.discovery is None else run.discovery["num_domains"]
-        state = _state(folder, round, about["rounds"])
+            found = replace(found, accuracy=run.best["test/acc"], worst=run.best["test/acc_worst"])
+            found = replace(found, num_domains=None if run.discovery is None else run.discovery["num_domains"])
+        return replace(found, state=_state(folder, found.round, rounds))
     except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = plain(str(error) if isinstance(error, InputError) else f"{type(error).__name__} {error}")
-    shared: dict[str, Any] = {"round": round, "bytes": size, "changed": when, "problem": problem}
-    return RunSummary(folder=str(folder), state=state, **shared, **about)
-
-
-def _of_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "data": str(config["data"]["class_path"]).rpartition(".")[2],
-        "algorithm": str(config["algorithm"]["class_path"]).rpartition(".")[2],
-        "supervision": supervision_name(config["supervision"]),
-        "seed": int(config["seed_everything"]),
-        "rounds": int(config["rounds"]),
-    }
+        why = str(error) if isinstance(error, InputError) else f"{type(error).__name__} {error}"
+        return replace(found, problem=plain(why))
 
 
 def _state(folder: Path, round: int, rounds: int) -> State:
@@ -126,19 +121,13 @@ def differences(runs: Sequence[SavedRun]) -> dict[str, list[Any]]:
 
     The place of a run and where it was trained are left out.
     """
-    flat = [{_short(n): value for n, value in flat_settings(run.config) if value != {}} for run in runs]
+    flat = [{option_name(n): value for n, value in flat_settings(run.config) if value != {}} for run in runs]
     names = dict.fromkeys(name for settings in flat for name in settings)
     found = {name: [settings.get(name) for settings in flat] for name in names}
-    places = ("run_dir", "resume", "discovery", "backend", "logger", "data.root")
-    return {
-        name: values
-        for name, values in found.items()
-        if any(value != values[0] for value in values) and not f"{name}.".startswith(tuple(f"{p}." for p in places))
-    }
-
-
-def _short(name: str) -> str:
-    return name.replace(".init_args", "").removesuffix(".class_path")
+    places = {setting.name for setting in declared_settings(Experiment) if setting.role == "place"}
+    places |= {"run_dir", "logger", *(f"data.{name}" for name in PLACES)}
+    hidden = chosen(found, places)
+    return {n: values for n, values in found.items() if n not in hidden and any(v != values[0] for v in values)}
 
 
 def list_table(summaries: Sequence[RunSummary]) -> Table:
@@ -178,7 +167,7 @@ def settings_table(settings: Mapping[str, Any], title: str) -> Table:
     """Return a table of settings, one in a line."""
     table = Table("setting", Column("value", overflow="fold"), title=title, title_justify="left")
     for name, value in flat_settings(dict(settings)):
-        table.add_row(_cell(_short(name)), _cell(value))
+        table.add_row(_cell(option_name(name)), _cell(value))
     return table
 
 

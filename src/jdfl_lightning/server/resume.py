@@ -13,7 +13,7 @@ from torch import Tensor
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment, as_dict, free_settings, run_of
 from jdfl_lightning.core.errors import InputError, StorageError, notify, plain, require
-from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
+from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings, option_name
 from jdfl_lightning.data.base import NOT_IN_PHASE_1, option_defaults
 from jdfl_lightning.server.state import ServerState, read_taken
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
@@ -58,10 +58,9 @@ def require_equal(before: dict[str, Any], after: dict[str, Any], whose: object, 
     """Raise an `InputError` that names the first setting that differs."""
     for key in [*before, *after]:
         if before.get(key, ...) != after.get(key, ...):
-            flag = key.replace(".init_args.", ".").removesuffix(".class_path")
             expected = repr(before[key]) if key in before else "left out"
             found = f"got {after[key]!r}" if key in after else "it is left out"
-            raise InputError(f"Expected --{flag} to be {expected} as in {whose} but {found}: {why}")
+            raise InputError(f"Expected --{option_name(key)} to be {expected} as in {whose} but {found}: {why}")
 
 
 def check_same(experiment: Experiment, folder: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from jdfl_lightning.algorithms import Algorithm
+from jdfl_lightning.backends.worker import encode
 from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors, norm, sub
@@ -22,6 +23,7 @@ from jdfl_lightning.supervision import Learned
 
 Refuse = Callable[[int, str], None]
 """Called with (client, reason) for an answer that does not enter the round."""
+_Look = tuple[torch.Size, torch.dtype, torch.layout]
 _MOST_COUNTED = 2**31
 """A count must grow by less than this in a fit, so that no answer can make it overflow."""
 
@@ -45,6 +47,11 @@ class Form:
     def groups(self) -> Record:
         """All tensors of an answer, grouped under the names used in messages."""
         return _groups(self.weights, self.buffers, self.upload, self.learned)
+
+    @cached_property
+    def looks(self) -> dict[str, dict[str, _Look]]:
+        """Shape, type and layout of each of them."""
+        return {what: _looks(tensors) for what, tensors in self.groups.items()}
 
     @classmethod
     def of(
@@ -113,12 +120,13 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
     if set(answered) != set(expected):
         return f"it has other uploads than were declared: {_differing(answered, expected)}"
     for what, tensors in answered.items():
-        if set(tensors) != set(expected[what]):
+        looks, like = _looks(tensors), form.looks[what]
+        if looks == like:
+            continue
+        if looks.keys() != like.keys():
             return f"other names than expected are in its {what}: {_differing(tensors, expected[what])}"
-        for name, tensor in tensors.items():
-            like = expected[what][name]
-            if (tensor.shape, tensor.dtype, tensor.layout) != (like.shape, like.dtype, like.layout):
-                return f"its {name} in {what} is {_look(tensor)} and not {_look(expected[what][name])}"
+        name = next(name for name in tensors if looks[name] != like[name])
+        return f"its {name} in {what} is {_described(looks[name])} and not {_described(like[name])}"
     if not all(math.isfinite(_length(tensors)) for tensors in answered.values()):
         return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
     for name, sent in form.frozen.items():
@@ -146,14 +154,21 @@ def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     return plain(", ".join(sorted(set(ours) ^ set(theirs))[:3]))
 
 
-def _look(tensor: Tensor) -> str:
+def _looks(tensors: Tensors) -> dict[str, _Look]:
+    """Return shape, type and layout of tensors."""
+    return {name: (tensor.shape, tensor.dtype, tensor.layout) for name, tensor in tensors.items()}
+
+
+def _described(look: _Look) -> str:
     """Return shape and type, and the layout if it is not strided."""
-    layout = "" if tensor.layout is torch.strided else f", {tensor.layout}"
-    return f"{tuple(tensor.shape)} of {tensor.dtype}{layout}"
+    shape, dtype, layout = look
+    return f"{tuple(shape)} of {dtype}{'' if layout is torch.strided else f', {layout}'}"
 
 
 def _length(tensors: Tensors) -> float:
     """Return the Euclidean norm of all tensors together, whatever their types."""
+    if all(tensor.is_floating_point() for tensor in tensors.values()):
+        return norm(tensors)
     return norm(
         {n: t.abs() if t.is_complex() else t if t.is_floating_point() else t.double() for n, t in tensors.items()}
     )
@@ -202,7 +217,7 @@ def without_outliers(
         for result in results:
             for what, tensors in _groups(sub(result.weights, weights), {}, result.upload, result.learned).items():
                 lengths.setdefault(what, []).append(_length(tensors))
-            pickle.dump(result, waiting, protocol=5)
+            waiting.write(encode(result))
         moved = {what: [length for length in each if length > 0] for what, each in lengths.items()}
         limits = {what: multiple * statistics.median(each or [0.0]) for what, each in moved.items()}
         waiting.seek(0)

@@ -7,7 +7,9 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -16,13 +18,12 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
-from safetensors.torch import save
 from torch import Tensor
 
 from jdfl_lightning.core.errors import StorageError, reading
 from jdfl_lightning.core.files import checked, in_threads, write_whole
-from jdfl_lightning.core.tensors import Record, Tensors
-from jdfl_lightning.storage.records import KEY, as_groups, flat_names, open_record
+from jdfl_lightning.core.tensors import Record, Tensors, stack_rows
+from jdfl_lightning.storage.records import KEY, as_groups, flat_names, open_record, without_copies
 
 _AT_ONCE = 32
 """Clients whose checksums a thread computes before it takes others."""
@@ -55,7 +56,8 @@ class Bundles:
     """The bundles in a folder of clients' states.
 
     Tensors of a bundle are stacked, one tensor for each name. A bundle is removed with its last state that is needed,
-    and written again without the others when they are more than half of it.
+    and written again without the others when they are more than half of it. One that need not be durable at once is
+    written while the next clients train, and is there for all who ask this object for it.
 
     Args:
         folder: the folder; it is made by whoever saves the first state.
@@ -65,6 +67,15 @@ class Bundles:
         self._folder = folder
         self._known: dict[int, list[Bundle]] | None = None
         """By round; None before the first look at the folder, as most runs have no bundles."""
+        self._writing: Future[None] | None = None
+
+    def finish(self) -> None:
+        """Wait until the last bundle is written; raise a `StorageError` if it could not be."""
+        if (writing := self._writing) is not None:
+            try:
+                writing.result()
+            finally:
+                self._writing = None
 
     def find(self, client: int, round: int) -> Bundle | None:
         """Return the bundle with a client's state of a round, or one that is damaged and may have it; None if none."""
@@ -76,6 +87,7 @@ class Bundles:
 
     def kept(self) -> Iterator[tuple[int, int]]:
         """Yield (client, round) of all states."""
+        self.finish()
         self._known = None  # another process may have been here
         for round in list(self._all):
             yield from ((client, round) for bundle in self._of(round) for client in bundle.clients or ())
@@ -102,6 +114,7 @@ class Bundles:
         self._all[bundle.round] = [*others, bundle]
 
     def _drop(self, bundle: Bundle) -> None:
+        self.finish()
         bundle.file.unlink(missing_ok=True)
         left = [other for other in self._of(bundle.round) if other is not bundle]
         if left:
@@ -123,18 +136,28 @@ class Bundles:
             return False
         for client in states:
             self.discard(client, round)
-        stacked = {name: torch.stack([own[name] for own in flat]) for name in flat[0]}
-        digests = _digests(round, stacked, {client: row for row, client in enumerate(states)})
-        self._write(_Header(round, list(states), list(digests.values())), stacked, durable)
+        self.finish()  # at most one waits, with its states in memory
+        clients = list(states)
+        stacked = {name: stack_rows([own[name] for own in flat]) for name in flat[0]}
+
+        def write() -> None:
+            digests = _digests(round, stacked, {client: row for row, client in enumerate(clients)})
+            _write(bundle.file, _Header(round, clients, list(digests.values())), stacked, durable)
+
+        bundle = self._new(round, clients)
+        self._writing = _writer().submit(write)
+        self._add(bundle)
+        if durable:
+            self.finish()
         return True
 
-    def _write(self, header: _Header, stacked: Tensors, durable: bool) -> None:
-        name = f"bundle-{header.round}-{min(header.clients)}-{len(header.clients)}.safetensors"
-        write_whole(self._folder / name, save(stacked, {KEY: json.dumps(vars(header))}), private=True, durable=durable)
-        self._add(Bundle(self._folder / name, header.round, set(header.clients), len(header.clients)))
+    def _new(self, round: int, clients: Collection[int]) -> Bundle:
+        name = f"bundle-{round}-{min(clients)}-{len(clients)}.safetensors"
+        return Bundle(self._folder / name, round, set(clients), len(clients))
 
     def load(self, bundle: Bundle, clients: Collection[int]) -> dict[int, Record | StorageError]:
         """Read states of a bundle; a client whose state is damaged has an error instead."""
+        self.finish()
         if not bundle.file.exists():  # another process may have written it again, with fewer states
             self._known = None
             bundle = self.find(next(iter(clients)), bundle.round) or bundle
@@ -185,6 +208,7 @@ class Bundles:
 
     def _rewrite(self, bundle: Bundle) -> None:
         """Write a bundle again with the states that are needed; it is durable before the old one is removed."""
+        self.finish()
         try:
             header, stacked = _read(bundle.file, bundle.round)
         except StorageError:  # damaged: it is reported when it is used
@@ -192,8 +216,20 @@ class Bundles:
         rows = [row for row, client in enumerate(header.clients) if client in (bundle.clients or ())]
         stacked = {name: tensor[rows] for name, tensor in stacked.items()}
         clients, digests = [header.clients[row] for row in rows], [header.digests[row] for row in rows]
-        self._write(_Header(bundle.round, clients, digests), stacked, durable=True)
+        smaller = self._new(bundle.round, clients)
+        _write(smaller.file, _Header(bundle.round, clients, digests), stacked, durable=True)
+        self._add(smaller)
         self._drop(bundle)
+
+
+@cache
+def _writer() -> ThreadPoolExecutor:
+    """Return the thread that writes bundles."""
+    return ThreadPoolExecutor(1, "jdfl-bundles")
+
+
+def _write(file: Path, header: _Header, stacked: Tensors, durable: bool) -> None:
+    write_whole(file, without_copies(stacked, json.dumps(vars(header))), private=True, durable=durable)
 
 
 def _digests(round: int, stacked: Tensors, rows: Mapping[int, int]) -> dict[int, str]:

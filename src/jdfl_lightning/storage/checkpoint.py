@@ -138,9 +138,14 @@ class ClientStates:
             for client, state in states.items():
                 self.save(client, round, state)
 
+    def finish(self) -> None:
+        """Wait until all states are written."""
+        self._bundles.finish()
+
     def sync(self, states: Iterable[tuple[int, int]]) -> None:
         """Make states durable, each a (client, round); those that are not here, but at a site, are left out."""
         if self.folder.is_dir():
+            self.finish()
             files = ((self._bundle(*state), self._file(*state)) for state in states)
             sync(self.folder, {(file if bundle is None else bundle.file).name for bundle, file in files})
 
@@ -159,12 +164,7 @@ class ClientStates:
             self._file(client, round).unlink(missing_ok=True)
 
     def remove(self, states: Iterable[tuple[int, int]], fully: bool = False) -> None:
-        """Remove states, each a (client, round).
-
-        Args:
-            states: the states.
-            fully: whether files that hold other states too are written again without them at once.
-        """
+        """Remove states, each a (client, round); fully: files with others too are written anew at once."""
         shared: set[int] = set()
         for client, round in states:
             if self._bundles.remove(client, round):

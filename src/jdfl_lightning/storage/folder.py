@@ -84,7 +84,9 @@ def lock_run(folder: Path) -> Iterator[None]:
     """Keep a second process from writing to a run; raise an `InputError` if another process holds the lock."""
     with locked(folder, wait=False) as alone:
         if not alone:
-            raise InputError(f"Expected a run that nobody is at but another process is writing {folder}.")
+            raise InputError(
+                f"Expected a run that is not in use but another process is writing {folder}: wait for it to end."
+            )
         yield
 
 
@@ -203,6 +205,11 @@ def check_removable(folder: Path) -> None:
     """Raise an `InputError` unless a folder is that of a run and holds nothing that a run does not write."""
     if folder.is_symlink():
         raise InputError(f"Expected a run folder but {folder} is a link: give the folder itself.")
+    if Path.cwd().is_relative_to(folder.resolve()):  # its files could be deleted, and it could not
+        raise InputError(
+            f"Expected a run folder elsewhere but the working folder is in {folder}: change to another one first. "
+            "Nothing was deleted."
+        )
     if not (folder / CONFIG).is_file():
         raise InputError(f"Expected a run folder but {folder} has no {CONFIG}: nothing was deleted.")
     settings = saved_settings(folder)

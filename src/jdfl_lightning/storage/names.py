@@ -14,12 +14,8 @@ RUNS = "runs"
 """Where new run folders are made."""
 METRICS, CURVES = "metrics.csv", "curves.png"
 DATA = "data.json"
-EVALUATION, CONFUSION, CONFUSION_FIGURE, CLIENT_ROWS = (
-    "evaluation.json",
-    "confusion.csv",
-    "confusion.png",
-    "clients.csv",
-)
+EVALUATION, CLIENT_ROWS = "evaluation.json", "clients.csv"
+CONFUSION, CONFUSION_FIGURE = "confusion.csv", "confusion.png"
 STOPPED = "stopped.json"
 """Why a callback ended the run; a run that reached its last round has no such file."""
 DISCOVERY, DISCOVERY_FIGURE, VECTORS = "discovery.json", "discovery.png", "discovery.safetensors"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,19 +15,10 @@ from safetensors.torch import save
 
 from jdfl_lightning.core.errors import StorageError, reading
 from jdfl_lightning.core.files import checked, require_regular, write_whole
-from jdfl_lightning.core.tensors import Record, Tensors
+from jdfl_lightning.core.tensors import Record, Tensors, digest_tensors
 
 KEY = "jdfl"
 """The one key of a file's metadata (safetensors writes several in random order): a digest, a space, JSON."""
-
-
-def _digest(tensors: Mapping[str, torch.Tensor], about: str) -> str:
-    digest = hashlib.blake2b(about.encode(), digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def save_record(
@@ -54,7 +44,46 @@ def save_record(
         tensors[name] = tensor.clone() if shared else tensor.contiguous()
         stored.add(tensor.untyped_storage().data_ptr())
     text = json.dumps(about or {})
-    write_whole(file, save(tensors, {KEY: f"{_digest(tensors, text)} {text}"}), private, durable)
+    write_whole(file, save(tensors, {KEY: f"{digest_tensors(tensors, text)} {text}"}), private, durable)
+
+
+_TYPES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of types in a file of safetensors, in the order of their tensors there."""
+
+
+def without_copies(tensors: Tensors, metadata: str) -> list[bytes | memoryview]:
+    """Return the parts of a file of safetensors: what `save` returns, which copies all tensors.
+
+    Args:
+        tensors: contiguous tensors on the CPU.
+        metadata: the value of `KEY`.
+    """
+    if any(tensor.dtype not in _TYPES for tensor in tensors.values()):
+        return [save(tensors, {KEY: metadata})]
+    order = list(_TYPES)
+    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
+    header: dict[str, Any] = {"__metadata__": {KEY: metadata}}
+    end = 0
+    for name in names:
+        tensor, start = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *(_content(tensors[name]) for name in names)]
+
+
+def _content(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def flat_names(record: Record) -> Tensors:
@@ -84,7 +113,7 @@ def load_record(file: Path) -> tuple[Record, dict[str, Any]]:
         with open_record(file) as stored:
             digest, _, text = (stored.metadata() or {})[KEY].partition(" ")
             tensors: Tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 - not a dict
-        if _digest(tensors, text) != digest:
+        if digest_tensors(tensors, text) != digest:
             raise StorageError(f"Expected saved tensors but {file} is damaged: its checksum does not match.")
         about = json.loads(text)
         if not isinstance(about, dict):

@@ -109,11 +109,6 @@ def _fetched(name: str) -> Path:
         raise InputError(f"Expected a folder, or a model on the hub, but {name} is neither: {reason}") from error
 
 
-def is_exported(folder: Path) -> bool:
-    """Return whether a folder is that of an exported model, and not that of a run."""
-    return (folder / _CONFIG).is_file() and not (folder / CONFIG).exists()
-
-
 def load_folder(folder: Path, which: Which | None = None, trust: bool = False) -> TrainedModel:
     """Build the network of a run folder, or of an exported model's folder.
 
@@ -122,7 +117,7 @@ def load_folder(folder: Path, which: Which | None = None, trust: bool = False) -
         which: best or last weights of a run; None for the best, or the last if the run keeps no best.
         trust: whether the user trusts the folder, whoever made it.
     """
-    if not is_exported(folder):
+    if (folder / CONFIG).exists() or not (folder / _CONFIG).is_file():
         return load_to_use(folder, which, trust)
     if which is not None:
         raise InputError(f"Expected --weights to be left out, as {folder} is an exported model, but got {which}.")
@@ -161,7 +156,7 @@ def model_card(header: ModelHeader, run: SavedRun, which: Which) -> str:
 
 
 def _limits(header: ModelHeader, run: SavedRun, which: Which) -> Iterable[str]:
-    if which == "best" and run.keeps_best:
+    if which == "best" and run.select == "test":
         yield "The round was picked by these same held-out images, so that the accuracy is flattered."
     yield "One run, with one seed: other seeds give other numbers."
     yield "Other domains and other things were not tested: the network names one of its classes for any image."
@@ -176,7 +171,5 @@ def _limits(header: ModelHeader, run: SavedRun, which: Which) -> Iterable[str]:
 
 
 def _class(value: Any) -> str:
-    """Return the name of a class of the settings, with its arguments where they are plain."""
-    if not isinstance(value, dict):
-        return str(value)
-    return str(value.get("class_path", "")).rpartition(".")[2]
+    """Return the name of a class of the settings."""
+    return str(value.get("class_path", "")).rpartition(".")[2] if isinstance(value, dict) else str(value)

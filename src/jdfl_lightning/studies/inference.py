@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -117,11 +117,6 @@ class Prediction:
     domain: int
     """The pseudo-domain whose output is the largest."""
 
-    @property
-    def cells(self) -> list[Any]:
-        """The row of a table: image, class, probability, pseudo-domain."""
-        return [self.image, self.label, self.probability, self.domain]
-
 
 def predict(
     run: SavedRun | TrainedModel | str | Path,
@@ -144,16 +139,10 @@ def predict(
         ``pseudo_domain``, the one whose output is the largest.
     """
     model = run if isinstance(run, TrainedModel) else load_folder(folder_of(run), which, trust)
-    rows = [item.cells for item in predictions(model, _expand(separate(images)), score=score)]
-    return frame([dict(zip(_CELLS, row, strict=True)) for row in rows])
-
-
-def _expand(images: Iterable[AnyImage]) -> list[AnyImage]:
-    """Replace each folder by the images in it."""
     found: list[AnyImage] = []
-    for image in images:
+    for image in separate(images):
         found += list_images([Path(image)]) if isinstance(image, (str, Path)) else [image]
-    return found
+    return frame([dict(zip(_CELLS, astuple(item), strict=True)) for item in predictions(model, found, score=score)])
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:

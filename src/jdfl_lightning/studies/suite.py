@@ -59,13 +59,15 @@ class Combinations:
         require(min(self.seeds) >= 0, "--seeds", "0 or more", list(self.seeds))
         require(min(self.num_domains or [1]) >= 1, "--num_domains", "1 or more", list(self.num_domains or ()))
 
-    def names(self) -> dict[str, str]:
-        """Return each algorithm's name in folder names: its class, with its module if two classes share a name."""
-        classes = [algorithm.rpartition(".")[2] for algorithm in self.algorithms or ()]
-        return {
-            algorithm: (own if classes.count(own) == 1 else algorithm.replace(".", "-")).lower()
-            for algorithm, own in zip(self.algorithms or (), classes, strict=True)
-        }
+
+def folder_names(paths: Sequence[str]) -> dict[str, str]:
+    """Return the name of each class in folder names: its own, with its module if another class has it too.
+
+    >>> folder_names(["base", "graded", "mine.Graded"])
+    {'base': 'base', 'graded': 'graded', 'mine.Graded': 'mine-graded'}
+    """
+    own = [path.rpartition(".")[2].lower() for path in paths]
+    return {p: n if own.count(n) == 1 else p.replace(".", "-").lower() for p, n in zip(paths, own, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
     for one, many in [*alone, *([] if matrix.unseen is None else [("data.unseen", "unseen")])]:
         given, _ = split_options(args, {one})
         require(not given, f"--{one}", f"left out: --{many} says it,", *(given[:1] or [""]))
-    first = [f"--algorithm={algorithm}" for algorithm in list(matrix.names())[:1]]
+    first = [f"--algorithm={algorithm}" for algorithm in (matrix.algorithms or ())[:1]]
     common = parse([*first, *args])  # a class before its options
 
     @cache
@@ -123,14 +125,15 @@ def arrange(common: Experiment, matrix: Combinations, make: Make, name: str = ""
     a_run = any((folder / name).exists() for name in (CONFIG, METRICS))
     require(not a_run, "--run_dir", "a folder for runs", f"{folder}, which is that of a run")
     runs: list[Experiment] = []
-    names = matrix.names() or {"": type(common.algorithm).__name__.lower()}
+    names = folder_names(matrix.algorithms or ()) or {"": type(common.algorithm).__name__.lower()}
+    targets = folder_names(matrix.supervisions)
     datas = _left_out(common.data, matrix.unseen)
     # by seed first: if time runs out, the comparison is complete up to some seed
     for seed, unseen, algorithm, supervision in product(matrix.seeds, datas, names, matrix.supervisions):
         numbers = [None] if matrix.num_domains is None or supervision == Plain.short else matrix.num_domains
         for number in numbers:
             run = make(algorithm, supervision, seed, number)
-            words = [names[algorithm], supervision.rpartition(".")[2].lower()]
+            words = [names[algorithm], targets[supervision]]
             words += [*([] if number is None else [f"m{number}"]), *([] if unseen is None else [_word(unseen)])]
             target = "-".join([*words, f"seed{seed}"])
             logger = in_group(run.logger, folder.name, f"{type(run.data).__name__.lower()}-{target}")

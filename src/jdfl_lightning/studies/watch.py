@@ -19,7 +19,7 @@ from jdfl_lightning.core.files import as_json
 from jdfl_lightning.report.listing import summarize
 from jdfl_lightning.storage.discoveries import read_discovery
 from jdfl_lightning.storage.folder import require_own_files
-from jdfl_lightning.storage.metrics import read_numbers
+from jdfl_lightning.storage.metrics import last_round, read_numbers
 from jdfl_lightning.storage.names import DISCOVERY, DOMAIN_PREFIX, UNSEEN_PREFIX
 from jdfl_lightning.storage.trust import CONFIG
 
@@ -42,11 +42,17 @@ def live_state(folder: Path) -> dict[str, Any]:
         if not (folder / CONFIG).is_file():
             raise InputError(f"Expected a run folder but {folder} has no {CONFIG}.")
         summary = summarize(folder)
+        last_round(folder)  # raises an error if a row has no round
         rows = read_numbers(folder)
         found = read_discovery(folder) if (folder / DISCOVERY).exists() else None
     except (InputError, OSError) as error:
         return {"name": folder.name, "state": "damaged", "problem": plain(str(error))}
     names = (summary.data, summary.algorithm, summary.supervision)
+    seconds = sum(row.get("time/fit", math.nan) + row.get("time/evaluate", math.nan) for row in rows)
+    spent = seconds if rows and math.isfinite(seconds) else None
+    left = None
+    if summary.state == "running" and summary.rounds is not None and spent is not None:
+        left = max(0.0, (summary.rounds - rows[-1]["round"]) * spent / len(rows))  # as long as the mean of those so far
     return {
         "name": folder.name,
         "state": summary.state,
@@ -56,8 +62,8 @@ def live_state(folder: Path) -> dict[str, Any]:
         "rounds": summary.rounds,
         "accuracy": summary.accuracy,
         "worst": summary.worst,
-        "left": _seconds_left(rows, summary.rounds) if summary.state == "running" else None,
-        "spent": _total(_seconds(rows)),
+        "left": left,
+        "spent": spent,
         "curves": _curves(rows),
         "loss": _points(rows, "train/loss"),
         "discovery": None if found is None else _discovery(found),
@@ -83,25 +89,6 @@ def _points(rows: Sequence[Mapping[str, float]], column: str) -> list[tuple[int,
 def _discovery(found: Mapping[str, Any]) -> dict[str, Any]:
     about = {name: found.get(name) for name in _FOUND}
     return about | {"true_domains": found.get("true_domains") or {}, "clients": len(found["assignments"])}
-
-
-def _seconds_left(rows: Sequence[Mapping[str, float]], rounds: int | None) -> float | None:
-    """Return the seconds that the rounds left take, by the mean of those that are over."""
-    total = _total(_seconds(rows))
-    if total is None or rounds is None:
-        return None
-    return max(0.0, (rounds - rows[-1]["round"]) * total / len(rows))
-
-
-def _seconds(rows: Sequence[Mapping[str, float]]) -> list[float]:
-    """Return the seconds that each round took."""
-    return [row.get("time/fit", math.nan) + row.get("time/evaluate", math.nan) for row in rows]
-
-
-def _total(seconds: Sequence[float]) -> float | None:
-    """Return the seconds of all rounds; None if there are none, or if one is not known."""
-    total = sum(seconds)
-    return None if not seconds or math.isnan(total) else total
 
 
 @cache
@@ -185,6 +172,10 @@ class WatchServer(ThreadingHTTPServer):
         require(0 <= port < 1 << 16, "--port", "between 0 and 65535", port)
         if not Path(folder).is_dir():
             raise InputError(f"Expected a run folder but there is no folder {folder}.")
+        if (
+            any(Path(folder).iterdir()) and not (Path(folder) / CONFIG).exists()
+        ):  # an empty one may be that of a run soon
+            raise InputError(f"Expected a run folder but {folder} has no {CONFIG}: give the folder of one run.")
         handler = type("_FolderHandler", (_Handler,), {"folder": Path(folder)})
         try:
             super().__init__((ADDRESS, port), handler)

@@ -189,7 +189,9 @@ class LiveDisplay(PlainDisplay):
             self._bars.update(self._rounds, description="rounds", completed=number, total=total, numbers=left)
         else:
             self._end_stage()
-            self._bars.update(self._rounds, description="finishing", total=None, numbers="")
+            self._bars.update(self._rounds, description="finishing", numbers="")
+            [bar] = (task for task in self._bars.tasks if task.id == self._rounds)
+            bar.total = None  # nothing left to count; `update` takes None for no change
 
     def run(self, number: int, total: int, name: str) -> None:
         """Print the run's line and update the runs' bar; the next run has its own bar of rounds."""

@@ -1,0 +1,88 @@
+"""One client side of an algorithm for all clients of a stack, where its formulas allow it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from jdfl_lightning.algorithms import LocalUpdate
+from jdfl_lightning.algorithms.base import SECOND
+from jdfl_lightning.core.tensors import Record, Tensors, stack_rows
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client's side of an algorithm returns after a fit."""
+
+    upload: Record
+    state: Record
+    lengths: dict[str, float]
+    """The norm of each group of the state."""
+
+
+def stacked_update(updates: Sequence[LocalUpdate]) -> LocalUpdate | None:
+    """Return one update that begins and reports for all clients; None if their class does not say that it can.
+
+    Args:
+        updates: the clients' own, before their fits.
+    """
+    first, kind = updates[0], type(updates[0])
+    forms = {
+        tuple((group, name, tensor.shape, tensor.dtype) for group in own for name, tensor in own[group].items())
+        for own in (update.state for update in updates)
+    }
+    alike = len(forms) == 1 and all(type(update) is kind for update in updates)
+    if not alike or not vars(kind).get("stacks", False):
+        return None
+    together = copy.copy(first)
+    together.state = {
+        group: {name: stack_rows([update.state[group][name] for update in updates]) for name in named}
+        for group, named in first.state.items()
+    }
+    together.weight = torch.tensor([update.task.weight for update in updates], dtype=torch.float64)
+    return together
+
+
+def report_together(update: LocalUpdate, weights: Tensors, lr_sums: dict[str, list[float]], size: int) -> list[Report]:
+    """Return the reports of all clients.
+
+    Args:
+        update: that of `stacked_update`, after `begin`.
+        weights: the trained parameters that are sent, stacked.
+        lr_sums: for each of them the sum of the learning rates of each client's steps.
+        size: the number of clients.
+    """
+    update.lr_sums = {
+        name: torch.tensor(lr_sums[name]).to(value.dtype).view(-1, *[1] * (value.ndim - 1))
+        for name, value in weights.items()
+    }
+    upload, state = update.report(weights)
+    lengths = {group: row_norms(tensors, size) for group, tensors in state.items() if group not in SECOND}
+    each = zip(rows_of(upload, size), rows_of(state, size), strict=True)
+    return [
+        Report(sent, kept, {group: found[place] for group, found in lengths.items()})
+        for place, (sent, kept) in enumerate(each)
+    ]
+
+
+def rows_of(record: Record, size: int) -> list[Record]:
+    """Return the records of all clients, without copies."""
+    found: list[Record] = [{group: {} for group in record} for _ in range(size)]
+    for group, tensors in record.items():
+        for name, stacked in tensors.items():
+            for own, row in zip(found, stacked.unbind(), strict=True):
+                own[group][name] = row
+    return found
+
+
+def row_norms(tensors: Tensors, size: int) -> list[float]:
+    """Return `norm` of the tensors of each client."""
+    floats = [tensor.reshape(size, tensor[0].numel()) for tensor in tensors.values() if tensor.is_floating_point()]
+    each: list[list[float]] = [
+        torch.linalg.vector_norm(tensor, dim=1, dtype=torch.float64).tolist() for tensor in floats
+    ]
+    return [math.hypot(*own) for own in zip(*each, strict=True)] if each else [0.0] * size
