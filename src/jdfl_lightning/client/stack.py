@@ -122,9 +122,7 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
             client.fit.update.count_step(told if together is None else {})
     targets.finish()
     trained = [own[""] for own in rows_of({"": values}, len(members))]
-    if (
-        together is None
-    ):  # a report of a client's own may keep its weights: they are not to be written as rows of a stack
+    if together is None:  # a client's own report may keep its weights, which are not to share memory with others
         trained = [{name: row.clone() for name, row in own.items()} for own in trained]
     same_backbone = not workspace.private and not any(name.startswith("backbone.") for name in values)
     for client, weights, total in zip(clients, trained, losses.tolist(), strict=True):
