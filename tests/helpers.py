@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,9 @@ from jdfl_lightning.storage.checkpoint import ClientStates, load_record
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.trust import sign
 from jdfl_lightning.ui.display import Display
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 
 def digits(num_clients: int = 4) -> DigitsDomains:
@@ -101,11 +104,12 @@ def every(number: int, values: Iterable[Any]) -> list[Any]:
     return [pytest.param(*row, marks=[pytest.mark.slow] * (place % number != 0)) for place, row in enumerate(rows)]
 
 
-def examples(number: int, **others: Any) -> Any:
+def examples(number: int, **others: Any) -> settings:
     """Settings of a test with random examples: in `make test` so many, in `make check` a quarter, and 5 at least."""
-    from hypothesis import settings  # not for worker processes either
+    import hypothesis  # not for worker processes either
 
-    return settings(max_examples=max(min(number, 5), number * settings().max_examples // 100), **others)
+    share = hypothesis.settings().max_examples / 100
+    return hypothesis.settings(max_examples=max(min(number, 5), int(number * share)), **others)
 
 
 def environment() -> dict[str, str]:
