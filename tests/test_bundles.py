@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,8 +160,21 @@ class KeepingUpdate(LocalUpdate):
 
 def test_a_state_is_what_it_was_when_it_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although its file is written later, and the server may do as it likes with an answer that shares its tensors."""
-    digests = bundles._digests
-    monkeypatch.setattr(bundles, "_digests", lambda *details: (time.sleep(0.3), digests(*details))[1])
+    digests, aggregated = bundles._digests, threading.Event()
+    aggregate = Keeping.aggregate
+
+    def late(*details: Any) -> dict[int, str]:
+        aggregated.wait(60)
+        return digests(*details)
+
+    def changing(algorithm: Keeping, *details: Any) -> Any:
+        try:
+            return aggregate(algorithm, *details)
+        finally:
+            aggregated.set()
+
+    monkeypatch.setattr(bundles, "_digests", late)
+    monkeypatch.setattr(Keeping, "aggregate", changing)
     fit(setting(run_dir="run", algorithm=Keeping(), rounds=1))
     store = ClientStates(Path("run/clients"))
     assert any(Path("run/clients").glob("bundle-*"))

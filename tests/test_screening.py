@@ -293,9 +293,15 @@ def test_outliers(lengths: list[float], multiple: float) -> None:
 
 def test_answers_wait_without_what_they_are_views_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers of a stack are its rows: each is kept with its own numbers, not with all."""
-    rows, sizes = torch.rand(50, 1000), []
+    rows, sizes = torch.rand(50, 1000), list[int]()
+
+    def counted(result: FitResult) -> bytes:
+        content = encode(result)
+        sizes.append(len(content))
+        return content
+
     results = [FitResult(i, 1, 1, weights={"w": row}) for i, row in enumerate(rows)]
-    monkeypatch.setattr(screening, "encode", lambda result: (content := encode(result), sizes.append(len(content)))[0])
+    monkeypatch.setattr(screening, "encode", counted)
     kept = list(without_outliers(iter(results), {"w": torch.zeros(1000)}, 3.0, lambda *refused: None))
     assert all(torch.equal(result.weights["w"], row) for result, row in zip(kept, rows, strict=True))
     assert len(sizes) == 50

@@ -47,7 +47,8 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
 
 def has_known_hooks(update: LocalUpdate) -> bool:
     """Return whether all hooks of a callback are this package's own and called by `PlainLoop`."""
-    return _has_known_hooks(type(update))
+    kind: Any = type(update)
+    return _has_known_hooks(kind)
 
 
 @cache

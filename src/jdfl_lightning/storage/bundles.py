@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -145,7 +144,9 @@ class Bundles:
             _write(bundle.file, _Header(round, clients, list(digests.values())), stacked, durable)
 
         bundle = self._new(round, clients)
-        self._writing = _writer().submit(write)
+        writer = ThreadPoolExecutor(1, "jdfl-bundles")  # one for a file: a process that was forked has no threads
+        self._writing = writer.submit(write)
+        writer.shutdown(wait=False)
         self._add(bundle)
         if durable:
             self.finish()
@@ -220,12 +221,6 @@ class Bundles:
         _write(smaller.file, _Header(bundle.round, clients, digests), stacked, durable=True)
         self._add(smaller)
         self._drop(bundle)
-
-
-@cache
-def _writer() -> ThreadPoolExecutor:
-    """Return the thread that writes bundles."""
-    return ThreadPoolExecutor(1, "jdfl-bundles")
 
 
 def _write(file: Path, header: _Header, stacked: Tensors, durable: bool) -> None:
