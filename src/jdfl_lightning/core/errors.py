@@ -135,7 +135,14 @@ def require_type(flag: str, value: object, hint: Any) -> None:
     name = value.__name__ if isinstance(value, type) else value
     known = [f"{found.__name__}()" for option in classes for found in subclasses(option)]
     question = did_you_mean(f"{name}()", known).replace("'", "") if isinstance(name, str) else ""
-    raise InputError(f"Expected {flag} to be of type {' or '.join(names)} but got {value!r}.{question}")
+    raise InputError(f"Expected {flag} to be of type {' or '.join(names)} but got {_shown(value)}.{question}")
+
+
+def _shown(value: object) -> str:
+    """Return a value with its type, if it is a number of NumPy, which before version 2 showed it as a plain one."""
+    shown, kind = repr(value), type(value)
+    plain_number = kind.__module__ == "numpy" and shown == str(value)
+    return f"np.{kind.__name__}({shown})" if plain_number else shown
 
 
 def _is_a(value: object, option: Any) -> bool:
