@@ -131,7 +131,7 @@ def test_any_lightning_logger_works() -> None:
 
 
 def test_test_command_gives_the_same_accuracies(capsys: pytest.CaptureFixture[str]) -> None:
-    run = fit(experiment(run_dir="run", rounds=4, epochs=1, lr=0.3))
+    run = fit(experiment(run_dir="run", rounds=4, epochs=1, batch_size=96, lr=0.3))
     assert main(["test", "--run", "run"]) == 0
     out = capsys.readouterr().out
     for row in (run.best, run.last):
@@ -145,8 +145,8 @@ def test_test_command_gives_the_same_accuracies(capsys: pytest.CaptureFixture[st
 
 def test_the_score_alters_the_evaluation_alone(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One training, evaluated by max and by sum; `test` and `predict` take either, whatever the run's is."""
-    largest = fit(experiment(run_dir="max", supervision="hard", lr=0.2))
-    summed = fit(experiment(run_dir="sum", supervision="hard", lr=0.2, score="sum"))
+    largest = fit(experiment(run_dir="max", supervision="hard", batch_size=96, lr=0.2))
+    summed = fit(experiment(run_dir="sum", supervision="hard", batch_size=96, lr=0.2, score="sum"))
     assert [row["train/loss"] for row in summed.rows] == [row["train/loss"] for row in largest.rows]
     weights = {score: load_model(Path(score), "last").weights for score in ("max", "sum")}
     assert all(torch.equal(weights["max"][name], weights["sum"][name]) for name in weights["max"])

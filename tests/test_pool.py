@@ -389,7 +389,7 @@ def test_short_fits_are_sent_ahead(workers: int) -> None:
 
 def test_long_fits_are_not_sent_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker may be idle sooner."""
-    clock = itertools.count(step=SHORT)
+    clock = itertools.count(step=2 * SHORT)
     monkeypatch.setattr("jdfl_lightning.backends.dispatch.time.monotonic", lambda: next(clock))
     log: list[str] = []
     pool = Dispatcher(lambda place: Queueing(log, set()), lambda awaited: awaited[:1], 2, [1] * 9)

@@ -13,7 +13,7 @@ from jdfl_lightning.algorithms.base import SECOND, LocalUpdate
 from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe, TurnedBatches
-from jdfl_lightning.client.together import Report
+from jdfl_lightning.client.together import ClientReport
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
 from jdfl_lightning.client.workspace import Workspace as Workspace
 from jdfl_lightning.client.workspace import build_module as build_module
@@ -85,7 +85,7 @@ class LocalFit:
     """All trainable parameters at the start: the server's and the client's own."""
     buffers: Tensors
     """The network's other tensors at the start."""
-    report: Report | None = None
+    report: ClientReport | None = None
     """The algorithm's, if it was made with those of other clients."""
 
     @property

@@ -15,7 +15,7 @@ from jdfl_lightning.core.tensors import Record, Tensors, stack_rows
 
 
 @dataclass(frozen=True)
-class Report:
+class ClientReport:
     """What a client's side of an algorithm returns after a fit."""
 
     upload: Record
@@ -47,7 +47,9 @@ def stacked_update(updates: Sequence[LocalUpdate]) -> LocalUpdate | None:
     return together
 
 
-def report_together(update: LocalUpdate, weights: Tensors, lr_sums: dict[str, list[float]], size: int) -> list[Report]:
+def report_together(
+    update: LocalUpdate, weights: Tensors, lr_sums: dict[str, list[float]], size: int
+) -> list[ClientReport]:
     """Return the reports of all clients.
 
     Args:
@@ -64,7 +66,7 @@ def report_together(update: LocalUpdate, weights: Tensors, lr_sums: dict[str, li
     lengths = {group: row_norms(tensors, size) for group, tensors in state.items() if group not in SECOND}
     each = zip(rows_of(upload, size), rows_of(state, size), strict=True)
     return [
-        Report(sent, kept, {group: found[place] for group, found in lengths.items()})
+        ClientReport(sent, kept, {group: found[place] for group, found in lengths.items()})
         for place, (sent, kept) in enumerate(each)
     ]
 

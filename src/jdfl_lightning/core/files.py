@@ -58,7 +58,8 @@ def write_whole(
         descriptor = os.open(aside, flags, 0o600 if private else 0o666)
         try:
             with os.fdopen(descriptor, "wb") as out:
-                out.writelines([content] if isinstance(content, bytes) else content)
+                for part in [content] if isinstance(content, bytes) else content:
+                    out.write(part)
                 if durable:
                     out.flush()
                     os.fsync(out.fileno())

@@ -40,7 +40,12 @@ def decode(path: Path, size: int, resize: Resize = "squash") -> np.ndarray:
     The result depends on the pixels alone, not on the file format: a JPEG is decoded at full size, as scaling in its
     decoder would give sharper images than the resize used for other formats.
     """
-    _stat(path)
+    try:
+        _stat(path)
+    except FileNotFoundError as error:
+        raise InputError(f"Expected an image but there is no file {path}.") from error
+    except OSError as error:
+        raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
     return decode_content(path, path, size, resize)
 
 
@@ -86,13 +91,8 @@ _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def _stat(path: Path) -> os.stat_result:
-    """Return the stat of an image; an error names one that is missing, or not regular: reading it may never end."""
-    try:
-        found = path.stat()
-    except FileNotFoundError as error:
-        raise InputError(f"Expected an image but there is no file {path}.") from error
-    except OSError as error:
-        raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
+    """Return the stat of a file; raise an error if it is not regular, as reading it may never end."""
+    found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"Expected an image but {path} is not a regular file. Replace or remove it.")
     return found
@@ -121,7 +121,10 @@ def file_key(paths: Sequence[Path], size: int, resize: Resize) -> str:
     asked = f"{_FORMAT} {size}" if resize == "squash" else f"{_FORMAT} {size} {resize}"
     digest = hashlib.blake2b(asked.encode(), digest_size=16)
     for path in paths:
-        found = _stat(path)
+        try:
+            found = _stat(path)
+        except OSError as error:
+            raise InputError(f"Expected an image but {path} cannot be read: {error}. Replace or remove it.") from error
         digest.update(os.fsencode(path) + f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
