@@ -246,7 +246,9 @@ def test_a_checkpoint_needs_the_backbone_alone(rule: TargetRule) -> None:
     torch.manual_seed(0)
     assert torch.equal(_loss(loaded), expected)
     more, again = trainer(max_epochs=2), JointModule(PaperCNN(8), 128, C, lr=0.3)
-    safely = {"weights_only": True} if "weights_only" in inspect.signature(more.fit).parameters else {}  # Lightning 2.6
+    safely: dict[str, Any] = (
+        {"weights_only": True} if "weights_only" in inspect.signature(more.fit).parameters else {}
+    )  # Lightning 2.6
     more.fit(again, batches(batch()), ckpt_path="module.ckpt", **safely)  # goes on from there
     assert more.current_epoch == 2
     assert again.head.num_domains == rule.num_domains

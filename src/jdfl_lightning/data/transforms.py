@@ -70,6 +70,8 @@ def to_input(images: Tensor, normalize: Normalize = "unit") -> Tensor:
         normalize: unit for [-1, 1]; else values in [0, 1], minus the mean, divided by the standard deviation.
     """
     pixels = images.permute(0, 3, 1, 2).to(torch.float32)
+    if torch.compiler.is_compiling():
+        pixels = pixels.clone()  # torch.export of torch 2.4 forbids to change what `to` returned
     if normalize == "unit":
         return pixels.mul_(2 / 255).sub_(1)
     numbers = _IMAGENET if isinstance(normalize, str) else normalize
