@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from helpers import contents, examples, experiment
-from jdfl_lightning import DigitsDomains, Experiment, LocalBackend, PoolBackend, VectorBackend, fit
+from jdfl_lightning import DigitsDomains, Experiment, LocalBackend, PoolBackend, RunCallback, VectorBackend, fit
 from jdfl_lightning.algorithms import SCAFFOLD, FedAvg, LocalUpdate
+from jdfl_lightning.callbacks import RoundReport
 from jdfl_lightning.config import Checkpointing
+from jdfl_lightning.core import files
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.messages import FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
@@ -140,6 +143,98 @@ def test_a_file_that_cannot_be_written_ends_the_run_before_the_checkpoint(monkey
     monkeypatch.undo()
 
 
+class Failing(RunCallback):
+    """A part of the user's that fails after two rounds."""
+
+    def round_evaluated(self, report: RoundReport) -> None:
+        if report.round == 2:
+            raise RuntimeError("a fault")
+
+
+@pytest.mark.parametrize("error", [StorageError("No space left."), MemoryError("none left")])
+@pytest.mark.parametrize("every", [1, 10])
+def test_no_checkpoint_refers_to_states_whose_file_could_not_be_written(
+    error: Exception, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither if the run ends before its next checkpoint, nor if the error is of another kind."""
+    write = bundles._write
+
+    def fails(file: Path, *details: Any, **more: Any) -> None:
+        if file.name == "bundle-2-0-4.safetensors":  # of the first group of the round
+            raise error
+        write(file, *details, **more)
+
+    settings = {"rounds": 3, "client_fraction": 1.0, "checkpoint": Checkpointing(every=every, keep=1)}
+    with monkeypatch.context() as patch:
+        patch.setattr(bundles, "_write", fails)
+        with pytest.raises(StorageError, match=str(error)):
+            fit(setting(**settings, run_dir="run", callbacks=[Failing()]))
+    assert [file.stem for file in Path("run/checkpoints").iterdir()] == ["1"]
+    fit(setting(**settings, resume="run"))
+    fit(setting(**settings, run_dir="other"))
+    assert contents("run") == contents("other")
+
+
+def test_a_run_that_ends_between_checkpoints_says_that_states_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault of the last group's file is found by whoever saves the checkpoint of the run's end."""
+    write = bundles._write
+
+    def fails(file: Path, *details: Any, **more: Any) -> None:
+        if file.name.startswith("bundle-2-"):
+            raise StorageError("No space left.")
+        write(file, *details, **more)
+
+    monkeypatch.setattr(bundles, "_write", fails)
+    settings = {"checkpoint": Checkpointing(every=10, keep=1), "backend": VectorBackend()}
+    with pytest.raises(StorageError, match="No space left"):
+        fit(setting(**settings, run_dir="run", callbacks=[Failing()]))
+    assert [file.stem for file in Path("run/checkpoints").iterdir()] == ["1"]
+
+
+def test_an_error_of_the_writing_is_raised_as_long_as_its_states_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*details: Any, **more: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(bundles, "_write", fails)
+    store = saved(tmp_path, durable=False)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="can't start new thread"):
+            store.sync([(4, ROUND)])
+
+
+def test_whoever_stops_waiting_for_a_file_has_not_seen_it_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-C the next one waits again, and the temporary file of the writing stays."""
+    write, begun, may_write = files.write_whole, threading.Event(), threading.Event()
+
+    def slow(file: Path, parts: Any, **more: Any) -> None:
+        def each() -> Any:
+            begun.set()
+            may_write.wait(60)
+            yield from parts
+
+        write(file, each(), **more)
+
+    monkeypatch.setattr(bundles, "write_whole", slow)
+    store = saved(tmp_path, durable=False)
+    begun.wait(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.finish()
+    threading.Timer(0.2, may_write.set).start()
+    assert len(store.kept()) == 6
+    store.sync([(4, ROUND)])
+    assert is_state_of(4, store.load(4, ROUND))
+
+
+def interrupted(*details: Any) -> None:
+    raise KeyboardInterrupt
+
+
 class Keeping(FedAvg):
     """Its clients keep their weights, which its server changes."""
 
@@ -154,12 +249,16 @@ class Keeping(FedAvg):
 
 
 class KeepingUpdate(LocalUpdate):
+    stacks: ClassVar[bool] = False
+
     def report(self, weights: Tensors) -> tuple[Record, Record]:
         return {}, {"mine": weights}
 
 
-def test_a_state_is_what_it_was_when_it_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stacks", [False, True])
+def test_a_state_is_what_it_was_when_it_was_saved(stacks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although its file is written later, and the server may do as it likes with an answer that shares its tensors."""
+    monkeypatch.setattr(KeepingUpdate, "stacks", stacks)
     digests, aggregated = bundles._digests, threading.Event()
     aggregate = Keeping.aggregate
 
@@ -175,7 +274,7 @@ def test_a_state_is_what_it_was_when_it_was_saved(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(bundles, "_digests", late)
     monkeypatch.setattr(Keeping, "aggregate", changing)
-    fit(setting(run_dir="run", algorithm=Keeping(), rounds=1))
+    fit(setting(run_dir="run", algorithm=Keeping(), rounds=1, batch_size=1000))  # one step each: rows in their order
     store = ClientStates(Path("run/clients"))
     assert any(Path("run/clients").glob("bundle-*"))
     assert all(store.load(*state)["mine"]["head.weight"].any() for state in store.kept())

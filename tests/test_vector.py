@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -224,6 +224,45 @@ def test_only_a_class_that_says_so_has_one_update_for_all() -> None:
     assert stacked_update([Own(task, state), Own(task, state)]) is None
     assert stacked_update([LocalUpdate(task, state), Own(task, state)]) is None
     assert stacked_update([LocalUpdate(task, state), LocalUpdate(task, {})]) is None
+
+
+def test_one_update_for_all_needs_one_model_and_no_step_of_its_own() -> None:
+    """It begins with the first client's task, and each client's own update has not begun."""
+
+    class Stacking(LocalUpdate):
+        stacks: ClassVar[bool] = True
+
+    class Correcting(Stacking):
+        stacks: ClassVar[bool] = True
+
+        def correct(self, params: dict[str, Tensor]) -> None:
+            pass
+
+    class Adding(Stacking):
+        stacks: ClassVar[bool] = True
+
+        def loss(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+            return task_loss
+
+    task = FitTask(0, 1, 0, {"w": torch.zeros(2)})
+    assert stacked_update([Stacking(task, {}), Stacking(replace(task, client=1), {})]) is not None
+    assert stacked_update([Stacking(task, {}), Stacking(replace(task, weights={"w": torch.ones(2)}), {})]) is None
+    assert stacked_update([Stacking(task, {}), Stacking(replace(task, server={"c": {}}), {})]) is None
+    assert stacked_update([Correcting(task, {}), Correcting(task, {})]) is None
+    assert stacked_update([Adding(task, {}), Adding(task, {})]) is None
+
+
+def test_one_update_has_each_clients_weight_and_state() -> None:
+    """Whatever the order of the names, which a file may change."""
+    task = FitTask(0, 1, 0, {"w": torch.zeros(2)})
+    one = LocalUpdate(task, {"c": {"w": torch.zeros(2), "b": torch.ones(1)}})
+    other = LocalUpdate(task, {"c": {"b": torch.full((1,), 3.0), "w": torch.full((2,), 2.0)}})
+    other.weight = 0.25
+    together = stacked_update([one, other])
+    assert together is not None
+    assert torch.equal(together.state["c"]["w"], torch.tensor([[0.0, 0.0], [2.0, 2.0]]))
+    assert torch.equal(together.state["c"]["b"], torch.tensor([[1.0], [3.0]]))
+    assert torch.as_tensor(together.weight).tolist() == [1.0, 0.25]
 
 
 def test_rows_are_stacked_without_a_copy() -> None:

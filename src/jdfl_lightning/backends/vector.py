@@ -45,7 +45,7 @@ class VectorBackend(Backend):
             try:
                 yield VectorRunner(workspace, states, self.group)
             finally:
-                with suppress(StorageError):  # a checkpoint that refers to them has raised it
+                with suppress(StorageError):  # a checkpoint that refers to them raises it
                     states.finish()
 
 
@@ -109,7 +109,7 @@ class VectorRunner(LocalRunner):
                 if seconds:
                     state = state | second_state(workspace, personal, fit.buffers)
                 if result.keeps_state:
-                    new[task.client] = state
+                    new[task.client] = _apart(state, result)
                 reset = task.since and known[task.client] is None
                 results.append(replace(result, note=RESET) if reset else result)
             states.save_all(tasks[0].round, new)
@@ -118,3 +118,16 @@ class VectorRunner(LocalRunner):
             raise
         except Exception as error:  # whatever a part of the user's raises
             return last_line(f"{type(error).__name__}: {error}")
+
+
+def _apart(state: Record, result: FitResult) -> Record:
+    """Return a state without memory that the answer has too: the server may change that before the state is written."""
+    sent = [result.weights, result.buffers, *result.upload.values()]
+    taken = {tensor.untyped_storage().data_ptr() for tensors in sent for tensor in tensors.values()}
+    return {
+        group: {
+            name: tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
+            for name, tensor in tensors.items()
+        }
+        for group, tensors in state.items()
+    }

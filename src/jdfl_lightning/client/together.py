@@ -27,24 +27,32 @@ class ClientReport:
 def stacked_update(updates: Sequence[LocalUpdate]) -> LocalUpdate | None:
     """Return one update that begins and reports for all clients; None if their class does not say that it can.
 
+    Nor can it if a client's update has another model or another record of the server than the others, or if clients
+    change gradients or losses by methods of their own, which use what `begin` has left in each.
+
     Args:
         updates: the clients' own, before their fits.
     """
     first, kind = updates[0], type(updates[0])
     forms = {
-        tuple((group, name, tensor.shape, tensor.dtype) for group in own for name, tensor in own[group].items())
+        tuple((group, name, own[group][name].shape, own[group][name].dtype) for group, name in sorted(_names(own)))
         for own in (update.state for update in updates)
     }
-    alike = len(forms) == 1 and all(type(update) is kind for update in updates)
-    if not alike or not vars(kind).get("stacks", False):
+    sent = {(type(update), id(update.task.weights), id(update.task.server)) for update in updates}
+    changed = [name for name in ("correct", "loss", "losses") if getattr(kind, name) is not getattr(LocalUpdate, name)]
+    if len(forms) > 1 or len(sent) > 1 or changed or not vars(kind).get("stacks", False):
         return None
     together = copy.copy(first)
     together.state = {
         group: {name: stack_rows([update.state[group][name] for update in updates]) for name in named}
         for group, named in first.state.items()
     }
-    together.weight = torch.tensor([update.task.weight for update in updates], dtype=torch.float64)
+    together.weight = torch.tensor([update.weight for update in updates], dtype=torch.float64)
     return together
+
+
+def _names(record: Record) -> list[tuple[str, str]]:
+    return [(group, name) for group, named in record.items() for name in named]
 
 
 def report_together(

@@ -69,12 +69,16 @@ class Bundles:
         self._writing: Future[None] | None = None
 
     def finish(self) -> None:
-        """Wait until the last bundle is written; raise a `StorageError` if it could not be."""
-        if (writing := self._writing) is not None:
-            try:
-                writing.result()
-            finally:
-                self._writing = None
+        """Wait until the last bundle is written; raise a `StorageError` if it could not be, now and from now on."""
+        if self._writing is None:
+            return
+        try:
+            self._writing.result()
+        except StorageError:
+            raise
+        except Exception as error:  # memory or threads are used up: no client's fault
+            raise StorageError(f"Expected to write clients' states but got {type(error).__name__}: {error}.") from error
+        self._writing = None
 
     def find(self, client: int, round: int) -> Bundle | None:
         """Return the bundle with a client's state of a round, or one that is damaged and may have it; None if none."""

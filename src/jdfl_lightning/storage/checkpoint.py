@@ -177,6 +177,7 @@ class ClientStates:
         """Return (client, round) of all saved states, and remove temporary files left by killed processes."""
         if not self.folder.is_dir():
             return []
+        self.finish()
         remove_asides(self.folder)
         found = map(_STATE.fullmatch, os.listdir(self.folder))  # noqa: PTH208 - there may be many
         return [*((int(state[1]), int(state[2])) for state in found if state), *self._bundles.kept()]
