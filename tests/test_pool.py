@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
@@ -396,6 +396,31 @@ def test_long_fits_are_not_sent_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(pool.fit([FitTask(client, 1, 0, {}) for client in range(9)]))) == 9
     assert "fit 1" in log
     assert "fit 2" not in log
+
+
+def test_a_larger_client_is_neither_sent_ahead_nor_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fit may take long, although the last one was short."""
+    now, sizes = 0.0, [50, 1, 2, 1, 60, 1, 2, 1, 40, 1]
+    log: list[str] = []
+    queues: list[Queueing] = []
+    monkeypatch.setattr("jdfl_lightning.backends.dispatch.time.monotonic", lambda: now)
+
+    def start(place: int) -> Queueing:
+        queues.append(Queueing(log, set()))
+        return queues[-1]
+
+    def small_first(awaited: Sequence[Any]) -> Sequence[Any]:
+        nonlocal now
+        for worker in queues:  # whoever has two jobs has small ones
+            clients = [job.content.client for job in worker.queue]
+            assert len(clients) < 2 or max(sizes[client] for client in clients) <= 2
+        first = min(awaited, key=lambda worker: sizes[worker.job.content.client])
+        now += sizes[first.job.content.client] * SHORT / 3
+        return [first]
+
+    pool = Dispatcher(start, small_first, 2, sizes)
+    assert len(list(pool.fit([FitTask(client, 1, 0, {}) for client in range(10)]))) == 10
+    assert "fit 2" in log
 
 
 def test_messages_keep_every_type(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ HELD = 4
 """Finished results per worker that may wait for an earlier one before no further client is started."""
 
 SHORT = 0.02
-"""Seconds of a fit after which a worker would wait for its next job: if fits are shorter, it has the next one already.
+"""Seconds: a worker that does a shorter fit is sent the next one ahead, for which it would wait about as long.
 
-No worker is idle for longer at the end of a round because another one has a job that it has not begun.
+Only clients with at most twice as many images as one whose fit was short are sent ahead, or behind one another.
 """
 
 
@@ -93,7 +93,7 @@ class Dispatcher(Runner):
     def __post_init__(self) -> None:
         self.workers = [self.start(place) for place in range(self.num_workers)]
         self._again: deque[Job] = deque()  # evaluations and retries: before any further client
-        self._short = False  # whether the last fit was
+        self._short = 0  # the number of images whose fit is short, by the last fit
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
         """Fit clients in parallel; the server never holds more than a few results, however many clients there are."""
@@ -108,7 +108,7 @@ class Dispatcher(Runner):
         for due in range(len(tasks)):
             while True:
                 while (
-                    (worker := self._idle() or self._nearly_idle(common))
+                    (worker := self._idle() or (todo and self._nearly_idle(common, tasks[todo[0]].client)) or None)
                     and todo
                     and len(results) < HELD * len(self.workers)
                 ):
@@ -159,11 +159,15 @@ class Dispatcher(Runner):
                 self._begin(worker, self._again.popleft())
         return None
 
-    def _nearly_idle(self, common: bytes) -> Worker | None:
-        """Return a worker that may be sent a fit ahead, if fits are short and nothing else waits."""
-        if not self._short or self._again:
+    def _nearly_idle(self, common: bytes, client: int) -> Worker | None:
+        """Return a worker that may be sent a client's fit ahead: both fits are short, and nothing else waits."""
+        if self._again or self.sizes[client] > self._short:
             return None
-        return next((one for one in self.workers if one.ahead is None and one.takes_ahead(common)), None)
+        return next((one for one in self.workers if self._does_short(one) and one.takes_ahead(common)), None)
+
+    def _does_short(self, worker: Worker) -> bool:
+        job = worker.job if worker.ahead is None else None
+        return job is not None and job.kind == "fit" and self.sizes[job.content.client] <= self._short
 
     def _begin(self, worker: Worker, job: Job) -> None:
         try:
@@ -214,7 +218,7 @@ class Dispatcher(Runner):
             assert job is not None
             now = time.monotonic()
             if job.kind == "fit":
-                self._short = now - worker.since < SHORT
+                self._short = 2 * self.sizes[job.content.client] if now - worker.since < SHORT else 0
             worker.since = now
             if kind == "done":
                 job.done(answer)

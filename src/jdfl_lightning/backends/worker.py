@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import gc
 import io
 import os
 import pickle
@@ -179,6 +180,7 @@ def serve(connection: Connection, path: list[str], environment: dict[str, str], 
         setup: an encoded `WorkerSetup`, which may need the path and the environment to be decoded.
     """
     block_group_signals()  # also if other code has started the fork server
+    gc.freeze()  # what the fork server has imported stays: to look through it for garbage takes half a second
     threading.Thread(target=_watch, args=(connection,), daemon=True).start()
     sys.path[:] = path
     os.environ.clear()
