@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from helpers import every, experiment, same
 from jdfl_lightning import Experiment, FedAvg, JointModule, LocalUpdate, Part, TrainerOptions, algorithms, fit
@@ -119,6 +120,17 @@ def test_same_steps_as_torch(settings: dict[str, Any], monkeypatch: pytest.Monke
 )
 def test_which_steps_it_takes_itself(kind: Any, settings: dict[str, Any], expected: bool) -> None:
     assert _takes_plain_steps(kind([nn.Parameter(torch.zeros(1))], **{"lr": 0.1, **settings})) is expected
+
+
+@pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+def test_hooks_of_all_optimizers_are_called(register: Any) -> None:
+    called: list[int] = []
+    handle = register(lambda *details: called.append(1))
+    try:
+        fit(experiment(supervision="base", rounds=1))
+    finally:
+        handle.remove()
+    assert called
 
 
 class Halved(JointModule):

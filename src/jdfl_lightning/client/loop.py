@@ -6,6 +6,7 @@ order, but only those that an algorithm of this package uses.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, cast
@@ -61,10 +62,14 @@ def _has_known_hooks(kind: type[LocalUpdate]) -> bool:
 
 
 _NUMBERS = ("lr", "weight_decay")
+_HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+"""Where torch has the hooks that a user registers for all optimizers."""
 
 
 def _takes_plain_steps(optimizer: Optimizer) -> bool:
     """Return whether a step subtracts the gradient times a rate: what torch does around it takes longer than that."""
+    if any(getattr(sys.modules[Optimizer.__module__], name, None) for name in _HOOKS_OF_ALL):
+        return False
     beyond = ("momentum", "dampening", "nesterov", "maximize", "differentiable", "foreach", "fused")
     return type(optimizer) is SGD and all(
         not any(group[name] for name in beyond) and all(type(group[name]) in (int, float) for name in _NUMBERS)

@@ -50,7 +50,7 @@ def class_kl(logits: Tensor, labels: Tensor) -> Tensor:
     (tensor([0.1269]), tensor([0.1269]))
     """
     log_p = logits.log_softmax(dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    return 0.0 - log_p.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return 0.0 - log_p.gather(1, labels.view(-1, 1)).squeeze(1)
 
 
 class SoftTargetKLLoss(nn.Module):
