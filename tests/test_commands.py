@@ -70,6 +70,23 @@ def test_runs_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "FedAvg" not in out
 
 
+def test_folders_are_listed_once_where_a_table_is_in_parts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that `fit` gives a folder takes most of a line."""
+    names = [f"runs/20261118-00340{place}-digitsdomains-fedavg-graded-seed0" for place in range(2)]
+    for name in names:
+        write_run(Path(name), config("FedAvg", "base", 0, rounds=2), [0.5, 0.4])
+    for width, numbered in ((80, True), (200, False)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["runs", "list"]) == 0
+        out = capsys.readouterr().out
+        assert [out.count(name) for name in names] == [1, 1]
+        assert (f"1: {names[0]}" in out or f"1: {names[1]}" in out) == numbered
+        assert max(map(len, out.splitlines())) <= width
+        assert all(word in out for word in ("finished", "FedAvg", "50.00"))
+
+
 def test_the_state_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     finished("runs/done", rounds=1, supervision="base")
     with lock_run(Path("runs/done")):

@@ -66,6 +66,15 @@ def test_curves_and_their_bands() -> None:
     assert all(tick == round(tick) for tick in axes.get_xticks())
 
 
+def test_one_round_is_a_point() -> None:
+    """A line through one point would not be seen; and there are no rounds between whole ones."""
+    write_run(RUNS / "a", short(rounds=1), [0.5])
+    (axes,) = accuracy_figure(only_section()).axes
+    (line,) = axes.get_lines()
+    assert line.get_marker() == "o"
+    assert [tick for tick in axes.get_xticks() if tick != round(tick)] == []
+
+
 def test_the_axis_begins_below_what_is_reached_after_a_fifth_of_the_rounds() -> None:
     """Of ten rounds the first two do not count: the lowest of the others is 50 %."""
     write_run(RUNS / "a", short(rounds=10), [0.1, 0.2, *[0.5] * 4, *[0.6] * 4])

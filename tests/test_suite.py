@@ -169,7 +169,7 @@ def test_what_counts_as_finished() -> None:
 def test_a_damaged_run_is_a_failure_of_its_own() -> None:
     matrix = Combinations(("FedAvg",), ("base",), (0, 1))
     run_suite(*plan(parse, COMMON, matrix))
-    Path("suite/fedavg-base-seed0/metrics.csv").write_text("\x00")
+    Path("suite/fedavg-base-seed0/metrics.csv").write_text("?")
     Path("suite/fedavg-base-seed1/config.yaml").write_text("[")
     outcomes = run_suite(*plan(parse, COMMON, matrix))
     assert "Expected the rounds up to 1 in suite/fedavg-base-seed0/metrics.csv" in outcomes[0].failure
@@ -226,6 +226,16 @@ def test_a_discovery_that_was_cut_off_is_made_again() -> None:
     outcomes = run_suite(*plan(parse, COMMON, Combinations(("FedAvg",), ("random",), (0,))))
     assert [outcome.failure for outcome in outcomes] == [""]
     assert (half / "discovery.json").is_file()
+
+
+def test_images_that_are_missing_end_a_suite_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of its runs would fail with the same words."""
+    options = ["--data", "ImageFolderDomains", "--data.root", "nowhere", "--seeds", "0..9", "--run_dir", "suite"]
+    assert main(["suite", *options]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    [line] = shown.err.splitlines()
+    assert line.startswith("jdfl-lightning: Expected --data.root to be a folder")
 
 
 def test_a_failed_run_does_not_end_the_suite(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.files import as_json
 from jdfl_lightning.core.lists import Fractions, Names
 from jdfl_lightning.ui.display import open_display
-from jdfl_lightning.ui.tables import show_tables
+from jdfl_lightning.ui.tables import show_tables, table_width
 
 if TYPE_CHECKING:
     from jdfl_lightning.report.write import Report
@@ -40,7 +40,12 @@ def list_all(runs: list[Path] = [], json: bool = False) -> int:  # noqa: B006 - 
     elif not found:
         print("no runs")
     else:
-        show_tables(Console(), [list_table(found)])
+        console, table = Console(), list_table(found)
+        if table_width(table) > console.width and len(found) > 1:  # the folders once, not in each part of the table
+            table = list_table(found, numbered=True)
+            for number, run in enumerate(found, 1):
+                print(f"{number}: {run.folder}")
+        show_tables(console, [table])
         for run in found:
             if run.problem:
                 print(f"{run.folder}: {run.problem}")

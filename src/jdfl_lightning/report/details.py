@@ -10,7 +10,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
-from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.report import published
-from jdfl_lightning.report.run import Drawing, heat_map, new_figure, plain, right
+from jdfl_lightning.report.run import Drawing, heat_map, new_figure, over_rounds, plain, right
 from jdfl_lightning.storage.details import Finding, read_findings
 from jdfl_lightning.storage.trust import saved_settings
 
@@ -142,7 +141,7 @@ def _draw_change(axes: Axes, rows: Sequence[Mapping[str, float]], most: float) -
     plain(axes, "round", "entropy of a row (nats)", "how the rows changed")
     axes.yaxis.label.set_color("tab:blue")
     axes.set_ylim(0, 1.05 * max(most, 0.1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    over_rounds(axes)
     other = axes.twinx()
     other.plot(rounds, [row["targets/moved"] for row in rows], "s-", ms=3, color="tab:orange", label="moved, mean")
     other.set_ylabel("mass moved since the start", color="tab:orange")

@@ -10,11 +10,10 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from jdfl_lightning.report import published
 from jdfl_lightning.report.comparison import Line, Section
-from jdfl_lightning.report.run import plain
+from jdfl_lightning.report.run import over_rounds, plain
 from jdfl_lightning.supervision import Plain, short_names
 
 _SPARE_COLOURS = ("#56b4e9", "#d55e00", "#f0e442", "#999999")
@@ -49,7 +48,7 @@ def accuracy_figure(section: Section) -> Figure:
             axes.fill_between(curve.index, low, high, color=colours[row.supervision], alpha=0.15, lw=0)
             lowest += list(low.iloc[len(curve) // 5 :])
         plain(axes, "round", "", _setup_name(rows))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        over_rounds(axes)
     for axes in grid[:, 0]:
         axes.set_ylabel("class-only accuracy (%)")
     # the axis of all panels begins a little below the accuracy that all rows have reached after a fifth of the rounds

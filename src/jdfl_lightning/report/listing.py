@@ -130,13 +130,19 @@ def differences(runs: Sequence[SavedRun]) -> dict[str, list[Any]]:
     return {n: values for n, values in found.items() if n not in hidden and any(v != values[0] for v in values)}
 
 
-def list_table(summaries: Sequence[RunSummary]) -> Table:
-    """Return a table with a line for each run."""
+def list_table(summaries: Sequence[RunSummary], numbered: bool = False) -> Table:
+    """Return a table with a line for each run.
+
+    Args:
+        summaries: the runs.
+        numbered: whether they have numbers from 1 instead of their folders.
+    """
     names = ("run", "state", "data", "algorithm", "supervision", "M", "seed", "round", "acc", "worst", "size")
     table = Table(*(Column(name, justify="left" if place < 5 else "right") for place, name in enumerate(names)))
-    for run in summaries:
+    for number, run in enumerate(summaries, 1):
         rounds = "-" if run.rounds is None else f"{run.round}/{run.rounds}"
-        cells = [run.folder, run.state, run.data, run.algorithm, run.supervision, run.num_domains, run.seed, rounds]
+        cells = [number if numbered else run.folder, run.state, run.data, run.algorithm, run.supervision]
+        cells += [run.num_domains, run.seed, rounds]
         table.add_row(*map(_cell, [*cells, _percent(run.accuracy), _percent(run.worst), decimal(run.bytes)]))
     return table
 

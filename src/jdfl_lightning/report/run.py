@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -132,6 +133,14 @@ def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def over_rounds(axes: Axes) -> None:
+    """Number whole rounds, and show lines that have one round only as points; called when all lines are there."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for line in axes.get_lines():
+        if np.size(line.get_xdata()) == 1 and line.get_marker() == "None":
+            line.set_marker("o")
+
+
 def heat_map(
     axes: Axes, values: Any, texts: Sequence[Sequence[str]], dark: Callable[[float], bool], size: int = 8, **look: Any
 ) -> AxesImage:
@@ -182,5 +191,5 @@ def draw_curves(run: SavedRun) -> Drawing:
     right.plot(rounds, [row["train/loss"] for row in run.rows], lw=1.5, color="dimgray")
     plain(right, "round", "training loss", "")
     for axes in (left, right):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        over_rounds(axes)
     return figure

@@ -117,6 +117,8 @@ def load_folder(folder: Path, which: Which | None = None, trust: bool = False) -
         which: best or last weights of a run; None for the best, or the last if the run keeps no best.
         trust: whether the user trusts the folder, whoever made it.
     """
+    if not folder.is_dir():
+        raise InputError(f"Expected a run folder but there is no folder {folder}.")
     if (folder / CONFIG).exists() or not (folder / _CONFIG).is_file():
         return load_to_use(folder, which, trust)
     if which is not None:

@@ -200,6 +200,7 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
         left = [run for run in runs if not _is_finished(run)]
         if len(left) < len(runs):
             display.say(f"{len(runs) - len(left)} of {len(runs)} runs are finished")
+        _load_images(left, display)
         failures: dict[str, str] = {}
         for number, run in enumerate(left, start=1):
             name = Path(str(run.run_dir)).name
@@ -214,6 +215,19 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
             Outcome(target.name, target, failures.get(target.name, ""))
             for target in (Path(str(run.run_dir)) for run in runs)
         ]
+
+
+def _load_images(runs: Sequence[Experiment], display: Display) -> None:
+    """Load the images of the first run; raise an `InputError` if there are none, which each run would say again."""
+    data = runs[0].data if runs else None
+    if data is not None and data.roster is None:
+        data.progress = display.step
+        try:
+            data.load_once()
+        except InputError:
+            raise
+        except Exception:  # of the user's own class: the runs report it
+            return
 
 
 def _is_finished(run: Experiment) -> bool:
