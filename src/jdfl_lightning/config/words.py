@@ -63,7 +63,7 @@ def _of_a_value(flag: str, message: str) -> str | None:
         return f"Expected {flag} to be of type {' or '.join(types)} but got {value[1].strip()!r}."
     if part := re.search(r"Not of type Part: (.*)", message):
         return f"{flag}: {part[1]}"
-    if wanted := re.search(r"Not of type \w+: expected (.*)", message):
+    if wanted := re.search(r"Not of type \w+: (?:expected|argument should be) (.*)", message):
         what = wanted[1].rstrip(".") if " but got " in wanted[1] else "given, and with a value"
         return f"Expected {flag} to be {what}."
     return None

@@ -129,7 +129,8 @@ def require_type(flag: str, value: object, hint: Any) -> None:
     choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
     if len(options) == 1 and choices:
         require_choice(flag, value, choices)
-    classes = [option for option in options if isinstance(option, type) and option is not type(None)]
+    plain_types = [option for option in options if get_origin(option) is None]  # in Python 3.10 list[str] is a type
+    classes = [option for option in plain_types if isinstance(option, type) and option is not type(None)]
     names = [option.__name__ for option in classes] + [repr(choice) for choice in choices]
     names += [str(option) for option in options if get_origin(option) in (list, dict)]
     name = value.__name__ if isinstance(value, type) else value
