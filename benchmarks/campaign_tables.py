@@ -152,6 +152,11 @@ def _difference(row: Any) -> str:
     return f"{row['mean']:+.2f}{half}" + (" \\*" if row["holm"] < 0.05 else "")
 
 
+def p_value(p: float) -> str:
+    """Return a p as text: no p is 0."""
+    return "< 0.0001" if p < 0.00005 else f"{p:.4f}"
+
+
 def claims_table(runs: pd.DataFrame, measure: str = "test", claimed: Sequence[str] = ("graded", "random")) -> str:
     """Return the comparisons that the plan makes claims of: supervisions minus base, corrected over these alone."""
     chosen = runs[runs["supervision"].isin(["base", *claimed])]
@@ -164,8 +169,9 @@ def claims_table(runs: pd.DataFrame, measure: str = "test", claimed: Sequence[st
     ]
     for _, row in table.iterrows():
         label = f"{row['supervision']} - base, {OPTIMIZERS[row['algorithm']]}, {LABELS[row['setting']]}"
-        numbers = f"{row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f} | {row['p']:.4f} | {row['holm']:.4f}"
-        lines.append(f"| {label} | {row['seeds']} | {numbers} | {row['d']:+.2f} |")
+        numbers = f"{row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f}"
+        ps = f"{p_value(row['p'])} | {p_value(row['holm'])}"
+        lines.append(f"| {label} | {row['seeds']} | {numbers} | {ps} | {row['d']:+.2f} |")
     return "\n".join(lines)
 
 
@@ -208,7 +214,7 @@ def controls_table(runs: pd.DataFrame) -> str:
     rows = [row for row in rows if row.get("low") is not None]
     lines = ["| | seeds | difference (points) | 95 % interval | p, Holm |", "|---|---|---|---|---|"]
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        numbers = f"{row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f} | {p:.4f}"
+        numbers = f"{row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f} | {p_value(p)}"
         lines.append(f"| {row['pair']} | {row['seeds']} | {numbers} |")
     return "\n".join(lines)
 

@@ -42,11 +42,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many random examples there are; leave out the doctests of flwr's module where it is missing."""
+    """Choose how many random examples there are; leave out what imports flwr where it is missing."""
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "all")
     if sys.version_info < (3, 11):
-        module = Path(__file__).parents[1] / "src/jdfl_lightning/federation/flower.py"
-        config.option.ignore = [*(config.option.ignore or ()), str(module)]
+        modules = ("src/jdfl_lightning/federation/flower.py", "tests/deployment.py")
+        left_out = [str(Path(__file__).parents[1] / module) for module in modules]
+        config.option.ignore = [*(config.option.ignore or ()), *left_out]
 
 
 @pytest.hookimpl(trylast=True)  # when the tests that are not asked for are gone

@@ -47,7 +47,11 @@ def test_paper_cnn_refuses_other_sizes(size: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "features", "last"),
-    [("resnet18", 512, "layer4"), ("mobilenet_v3_small", 1024, "features.12"), ("vit_b_16", 768, "conv_proj")],
+    [
+        ("resnet18", 512, "layer4"),
+        ("mobilenet_v3_small", 1024, "features.12"),
+        pytest.param("vit_b_16", 768, "conv_proj", marks=pytest.mark.slow),
+    ],
 )
 def test_torchvision_backbones(name: str, features: int, last: str) -> None:
     size = 224 if name.startswith("vit") else 32

@@ -113,6 +113,7 @@ def test_the_first_page_says_what_the_readme_says(site: Path) -> None:
         assert re.search(rf'href="?{kind}"?[ >]', cards), kind
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_menu_of_every_page(site: Path) -> None:
     pages = {file.parent.relative_to(site).as_posix() for file in site.rglob("index.html")}
     assert len(pages) > 50
@@ -123,6 +124,7 @@ def test_every_page_is_in_the_menu_of_every_page(site: Path) -> None:
         assert pages - found - {name} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda file: file.stem)
 def test_notebooks_are_there_with_their_outputs(file: Path, site: Path) -> None:
     """Every text that was printed, every table and every picture."""
