@@ -168,7 +168,9 @@ def test_the_page_in_a_browser(width: int) -> None:
             1, abs=0.02
         )
         page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_function(f"Math.abs({drawn} / document.querySelector('#loss svg').viewBox.baseVal.width - 1) < 0.02")
+        page.wait_for_function(
+            f"Math.abs({drawn} / document.querySelector('#loss svg').viewBox.baseVal.width - 1) < 0.02"
+        )
         page.locator("#accuracy svg").first.hover()  # values of the round below the pointer
         page.wait_for_selector("#accuracy line[visibility=visible]", state="attached")
         assert page.locator("#accuracy li").first.inner_text().startswith("overall")
