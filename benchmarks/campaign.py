@@ -43,7 +43,7 @@ class Study:
     setting: str
     supervisions: tuple[str, ...] = SUPERVISIONS
     algorithms: tuple[str, ...] = ("FedAvg",)
-    seeds: int = 20
+    seeds: range = range(20)
     rate: float | None = None
     """Learning rate; None for the one that part D's rates decide."""
     changes: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Study:
 def studies() -> Iterator[Study]:
     """Yield all studies in the order of the plan."""
     for rate in RATES:
-        yield Study("rates", "pacs_a", seeds=5, rate=rate)
+        yield Study("rates", "pacs_a", seeds=range(5), rate=rate)
     yield from (Study("fedavg", setting) for setting in SETTINGS)
     for setting in ("pacs_a", "office"):
         yield Study("controls", setting, ("base",), changes={"head_lr": 0.25})
@@ -84,9 +84,21 @@ def studies() -> Iterator[Study]:
     names = {"pacs_a": PACS.domain_names, "office": OfficeCaltech.domain_names}
     for setting, domains in names.items():
         for unseen in domains:
-            yield Study("unseen", setting, algorithms=("FedAvg", "SCAFFOLD"), seeds=10, unseen=unseen)
+            yield Study("unseen", setting, algorithms=("FedAvg", "SCAFFOLD"), seeds=range(10), unseen=unseen)
     yield from (Study("others", setting, algorithms=OTHERS) for setting in SETTINGS)
     yield from (Study("hidden", setting, changes={"hidden": 128}) for setting in SETTINGS)
+    for rate in RATES:
+        for setting in ("pacs_a", "pacs_b"):
+            yield Study("tuning", setting, ("base", "graded"), ("FedDyn", "FedDC"), range(5), rate)
+
+
+def tuned_studies(folder: Path) -> Iterator[Study]:
+    """Yield each study of part `tuning` at the rate that its validation images pick, with seeds of its own."""
+    from campaign_tables import all_runs, best_rates
+
+    for (setting, algorithm, supervision), rate in best_rates(all_runs(folder)).items():
+        name = {"feddyn": "FedDyn", "feddc": "FedDC"}[algorithm]
+        yield Study("tuned", setting, (supervision,), (name,), range(20, 40), rate)
 
 
 def data_of(study: Study, root: Path) -> DomainDataModule:
@@ -141,11 +153,11 @@ def run(folder: Path, root: Path, weights: Path, parts: list[str], seeds: int) -
     wanted = [study for study in studies() if study.part in parts]
     for part in parts:
         rate = 0.0 if part == "rates" else best_rate(folder)
-        mine = [study for study in wanted if study.part == part]
+        mine = [study for study in wanted if study.part == part] or list(tuned_studies(folder))
         shared = {study.folder: data_of(study, root) for study in mine}
-        for seed in range(seeds):
+        for seed in sorted({seed for study in mine for seed in study.seeds[:seeds]}):
             for study in mine:
-                for algorithm, supervisions in study.missing(known, seed) if seed < study.seeds else ():
+                for algorithm, supervisions in study.missing(known, seed) if seed in study.seeds else ():
                     made = experiment_of(study, shared[study.folder], weights, rate, folder)
                     done = suite(made, [algorithm], supervisions, [seed], progress=False)
                     for name, failure in done.failures.items():
@@ -162,7 +174,8 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("--data", type=Path, required=True)
     running.add_argument("--weights", type=Path, required=True)
-    running.add_argument("--parts", nargs="+", default=list(dict.fromkeys(study.part for study in studies())))
+    parts = [*dict.fromkeys(study.part for study in studies()), "tuned"]
+    running.add_argument("--parts", nargs="+", choices=parts, default=parts)
     running.add_argument("--seeds", type=int, default=20, help="at most this many of the plan's seeds")
     analysing = commands.add_parser("analyse")
     for command in (running, analysing):

@@ -37,7 +37,7 @@ def read_runs(folder: Path) -> pd.DataFrame:
                 {
                     "part": part,
                     "setting": setting,
-                    "change": "" if part in ("rates", "unseen") else change,
+                    "change": "" if part in ("rates", "unseen", "tuning", "tuned") else change,
                     "unseen": unseen or "",
                     **name.groupdict(),
                     "lr": settings["lr"],
@@ -136,7 +136,7 @@ def accuracy_table(runs: pd.DataFrame, measure: str = "test") -> str:
     table = differences(runs, measure)
     lines = ["| | " + " | ".join(MODES) + " | seeds |", "|---" * (len(MODES) + 2) + "|"]
     for keys, values in by_seed(runs, measure).items():
-        label = f"{OPTIMIZERS[keys[3]]}, {LABELS[keys[1]]}"
+        label = _place(keys[3], keys[1])
         means = [f"{values[mode].mean():.2f}" if mode in values and len(values[mode]) else "" for mode in MODES]
         lines.append(f"| {label} | {' | '.join(means)} | {max(len(own) for own in values.values())} |")
         if not table.empty:
@@ -161,17 +161,61 @@ def claims_table(runs: pd.DataFrame, measure: str = "test", claimed: Sequence[st
     """Return the comparisons that the plan makes claims of: supervisions minus base, corrected over these alone."""
     chosen = runs[runs["supervision"].isin(["base", *claimed])]
     table = differences(chosen, measure)
+    labels = [f"{row['supervision']} - base, {_place(row['algorithm'], row['setting'])}" for _, row in table.iterrows()]
+    return _claims(labels, table)
+
+
+def _place(algorithm: str, setting: str) -> str:
+    return f"{OPTIMIZERS[algorithm]}, {LABELS[setting]}"
+
+
+def _claims(labels: Sequence[str], table: pd.DataFrame) -> str:
+    """Return comparisons as Markdown, each in a line."""
     if table.empty:
         return f"Fewer than {LEAST} seeds so far: no comparison."
     lines = [
         "| | seeds | difference (points) | 95 % interval | p | p, Holm | Cohen's d |",
         "|---|---|---|---|---|---|---|",
     ]
-    for _, row in table.iterrows():
-        label = f"{row['supervision']} - base, {OPTIMIZERS[row['algorithm']]}, {LABELS[row['setting']]}"
+    for label, (_, row) in zip(labels, table.iterrows(), strict=True):
         numbers = f"{row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f}"
         ps = f"{p_value(row['p'])} | {p_value(row['holm'])}"
         lines.append(f"| {label} | {row['seeds']} | {numbers} | {ps} | {row['d']:+.2f} |")
+    return "\n".join(lines)
+
+
+def best_rates(runs: pd.DataFrame) -> dict[tuple[str, str, str], float]:
+    """Return, for each setting, algorithm and supervision of part `tuning`, its best rate by mean validation."""
+    own = runs[runs["part"] == "tuning"]
+    means = own.groupby(["setting", "algorithm", "supervision", "lr"])["val"].mean()
+    return {keys: float(group.idxmax()[-1]) for keys, group in means.groupby(level=[0, 1, 2])}
+
+
+def tuned_table(runs: pd.DataFrame) -> str:
+    """Return graded minus base, each at its best rate, on seeds of their own."""
+    own, rates, labels, rows = runs[runs["part"] == "tuned"], best_rates(runs), [], []
+    for (setting, algorithm), group in own.groupby(["setting", "algorithm"]):
+        series = {name: one.set_index("seed")["test"] for name, one in group.groupby("supervision")}
+        if set(series) == {"base", "graded"} and (found := compare(series["graded"], series["base"]))["seeds"] >= LEAST:
+            at = {name: f"{name} at {rates[setting, algorithm, name]:g}" for name in series}
+            labels.append(f"{at['graded']} - {at['base']}, {_place(algorithm, setting)}")
+            rows.append(found)
+    return _claims(labels, pd.DataFrame(rows).assign(holm=holm([row["p"] for row in rows])))
+
+
+def tuning_table(runs: pd.DataFrame) -> str:
+    """Return validation accuracy by rate for each optimizer, setting and supervision, the best one bold."""
+    own = runs[runs["part"] == "tuning"]
+    means, best = own.groupby(["setting", "algorithm", "supervision", "lr"])["val"].mean(), best_rates(runs)
+    rates = sorted(own["lr"].unique())
+    lines = [
+        "| validation accuracy | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
+        "|---" * (len(rates) + 1) + "|",
+    ]
+    for (setting, algorithm, supervision), rate in best.items():
+        cells = [f"{means[setting, algorithm, supervision, one]:.2f}" for one in rates]
+        cells[rates.index(rate)] = f"**{cells[rates.index(rate)]}**"
+        lines.append(f"| {supervision}, {_place(algorithm, setting)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -278,6 +322,8 @@ def write_page(folder: Path) -> None:
     if not unseen.empty:
         write_section("unseen claims", claims_table(unseen, "unseen_acc"), page)
         write_section("unseen", accuracy_table(unseen, "unseen_acc"), page)
+    write_section("tuned", tuned_table(runs), page)
+    write_section("tuning", tuning_table(runs), page)
     for part in ("others", "hidden"):
         if part in set(runs["part"]):
             write_section(part, accuracy_table(runs[runs["part"] == part]), page)
