@@ -13,9 +13,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# processes of pytest; a file's tests share its fixtures and stay together
+# processes of pytest
 WORKERS ?= 2
-PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# quick tests: a process that has none left takes some of another's
+QUICK := -n $(WORKERS) --dist worksteal -m "not slow"
+# a file's tests share its fixtures, such as a Ray cluster, and stay together
+ALL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# without bytecode every process compiles the package and its tests anew
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: fit check test lint quick everything lowest lock docs wheel bench peers notebooks clean
 
@@ -30,10 +35,10 @@ test:
 	@$(MAKE) --no-print-directory --jobs 2 lint everything
 
 quick: $(VENV)/.installed-test
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(BIN)/pytest $(QUICK) $(ARGS)
 
 everything: $(VENV)/.installed-test
-	$(PYTEST) $(ARGS)
+	$(BIN)/pytest $(ALL) $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
@@ -43,7 +48,7 @@ lint: $(VENV)/.installed-test
 lowest: build/uv/bin/uv
 	$(PYTHON) -m venv build/lowest
 	build/uv/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[test]'
-	build/lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+	build/lowest/bin/python -m pytest $(QUICK) $(ARGS)
 
 # for every Python and system, from the public index: uv does not read the settings of pip, nor here its own
 lock: build/uv/bin/uv

@@ -80,6 +80,15 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
 
 
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A test that left torch with more threads would change the bits of those after it, but not those of their pools."""
+    from torch import get_num_threads  # a test may put another function into its place
+
+    yield
+    assert get_num_threads() == 1
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _computed_once() -> Iterator[None]:
     """What comes out the same in every test: the embedded digits, the parser of settings, and what workers import.

@@ -371,6 +371,7 @@ def test_a_notebook_has_one_output_however_long_a_run_is(monkeypatch: pytest.Mon
 OWN = "from jdfl_lightning import FedAvg\n\nclass {name}(FedAvg):\n    '''FedAvg by another name.'''\n"
 
 
+@pytest.mark.slow
 def test_modules_beside_a_config_and_in_the_working_folder() -> None:
     """Workers, which are other processes, find them too."""
     Path("dir").mkdir()

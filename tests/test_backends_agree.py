@@ -38,6 +38,7 @@ def setting(algorithm: str, supervision: str) -> Experiment:
     return experiment(algorithm=rule, supervision=supervision, rounds=3, client_fraction=0.75)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "supervision"), pairs("pool"))
 def test_same_bits_in_a_pool(algorithm: str, supervision: str) -> None:
     run = setting(algorithm, supervision)

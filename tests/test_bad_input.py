@@ -83,6 +83,7 @@ def test_the_same_pixels_give_the_same_image(size: int, side: int, tmp_path: Pat
     assert np.array_equal(cache.decode(tmp_path / "x.jpg", size), cache.decode(tmp_path / "x.png", size))
 
 
+@pytest.mark.slow
 def test_the_same_pixels_of_real_photographs(real_data: Path, tmp_path: Path) -> None:
     for file in sorted((real_data / "pacs" / "photo").rglob("*.jpg"))[::100]:
         with Image.open(file) as image:

@@ -459,7 +459,10 @@ def test_disk_use_is_bounded() -> None:
     assert len(store.kept()) == len({client for client, _ in store.kept()}) == 7
 
 
-@pytest.mark.parametrize("backend", [LocalBackend(), PoolBackend(workers=1, threads=1)])
+POOL = pytest.param(PoolBackend(workers=1, threads=1), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("backend", [LocalBackend(), POOL])
 def test_other_backends_read_these_states_and_the_other_way_round(backend: Any) -> None:
     """A run folder of either kind is resumed by the other, with the states that are in it."""
     fit(setting(run_dir="vector", rounds=6))

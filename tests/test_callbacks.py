@@ -381,7 +381,7 @@ def cut_off(*_: object) -> None:
     raise CutError
 
 
-@pytest.mark.parametrize("where", ["pool", "flower"])
+@pytest.mark.parametrize("where", [pytest.param("pool", marks=pytest.mark.slow), "flower"])
 def test_all_backends_stop_after_the_same_round(where: str) -> None:
     """Though a pool and a federation evaluate a round beside the next round's fits."""
     run = experiment(**STILL, callbacks=[EarlyStopping(patience=2)])
@@ -456,7 +456,7 @@ class Clumsy(RunCallback):
         ("client_answered", 1, "local"),
         ("round_aggregated", 2, "local"),
         ("round_evaluated", 2, "local"),
-        ("round_evaluated", 2, "pool"),
+        pytest.param("round_evaluated", 2, "pool", marks=pytest.mark.slow),
         ("reason_to_stop", 2, "local"),
         ("run_ended", 3, "local"),
     ],

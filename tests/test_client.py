@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import Reports, digits, experiment, targets
+from helpers import Reports, digits, every, experiment, targets
 from jdfl_lightning import MOON, Algorithm, Experiment, FedAvg, LocalUpdate, TrainerOptions, fit
 from jdfl_lightning.backends import LocalBackend
 from jdfl_lightning.client.fit import Workspace, fit_client
@@ -165,7 +165,7 @@ def spy_net(size: int) -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("precision", "channels_last"), [("32-true", True), ("bf16-mixed", False), ("64-true", True), ("bf16-true", True)]
 )
-@pytest.mark.parametrize("algorithm", [FedAvg(), MOON()])
+@pytest.mark.parametrize("algorithm", every(2, [FedAvg(), MOON()]))
 def test_the_layout_follows_from_the_precision(precision: Any, channels_last: bool, algorithm: Algorithm) -> None:
     """In training and evaluation, in the client's own networks too, and after a run was resumed."""
     LAYOUTS.clear()

@@ -257,6 +257,7 @@ def test_download(
 # --- completion ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_completion_in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "work" / "photo.png").touch()

@@ -356,6 +356,7 @@ def test_image_modes_that_occur(tmp_path: Path) -> None:
 # --- the real images
 
 
+@pytest.mark.slow
 def test_hold_out_sizes_are_the_papers(real_data: Path) -> None:
     pacs = PACS(root=str(real_data / "pacs"), size=8, num_clients=40)
     pacs.setup()
@@ -367,6 +368,7 @@ def test_hold_out_sizes_are_the_papers(real_data: Path) -> None:
     assert [len(held) for held in office.partition.clients] == [766, 898, 125, 236]
 
 
+@pytest.mark.slow
 def test_second_start_reads_the_cache_in_no_time(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

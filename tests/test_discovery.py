@@ -485,6 +485,7 @@ def test_newcomers_survive_a_restart(at: int) -> None:
     assert not torch.equal(moved, load_record(Path("cut/discovery.safetensors"))[0]["centroids"]["mu"])
 
 
+@pytest.mark.slow
 def test_newcomers_in_a_pool() -> None:
     local = fit(experiment(data=digits(8), run_dir="local", **LATE))
     pool = fit(experiment(data=digits(8), run_dir="pool", backend=PoolBackend(workers=2, threads=1), **LATE))

@@ -401,6 +401,7 @@ def test_readme_links_exist() -> None:
             assert anchor in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}, target
 
 
+@pytest.mark.slow
 def test_options_in_sentences_exist() -> None:
     """Options that a page names in passing, such as `--clustering.fraction 0.3`, are options of some command."""
     generate = load_generator()

@@ -65,7 +65,8 @@ def test_onnx_predicts_as_predict_does(case: str, images: list[Path]) -> None:
         assert list(domain) == list(predict(folder, batch)["pseudo_domain"])
 
 
-@pytest.mark.parametrize("case", ["sum", pytest.param("features", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["sum", "features"])
 def test_a_program_of_torch_predicts_as_predict_does(case: str, images: list[Path]) -> None:
     folder = trained(case)
     assert export(folder, "torch", "new.pt2") == Path("new.pt2")
@@ -79,7 +80,7 @@ def test_a_program_of_torch_predicts_as_predict_does(case: str, images: list[Pat
     np.testing.assert_allclose(found.gather(1, label.unsqueeze(1)).squeeze(1).numpy(force=True), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["paper", "base", "features"])
+@pytest.mark.parametrize("case", ["paper", "base", pytest.param("features", marks=pytest.mark.slow)])
 def test_a_checkpoint_of_lightning_has_the_same_module(case: str) -> None:
     folder = trained(case)
     export(folder, "lightning", "new.ckpt")

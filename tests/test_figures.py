@@ -101,6 +101,7 @@ def test_few_clients_have_their_numbers() -> None:
     assert [text.get_text() for text in panel.texts] == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_formats(monkeypatch: pytest.MonkeyPatch) -> None:
     """PDF and SVG beside PNG, the same bytes each time, so that a figure in a repository changes with its numbers."""
     folder = write_whole_run(Path("run"), 2, ("photo", "sketch"))

@@ -9,6 +9,7 @@ import math
 import shutil
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def test_discovery_file() -> None:
 )
 def test_a_run_learns(supervision: str) -> None:
     """5 rounds on the digits at 8 px: every mode gets far above the 10 % of chance."""
-    run = fit(experiment(supervision=supervision, rounds=5, epochs=5, batch_size=32, lr=0.2, run_dir="run"))
+    changes: dict[str, Any] = {"backbone_args": {"stride": 1}, "batch_size": 32, "lr": 0.2}
+    run = fit(experiment(supervision=supervision, rounds=5, epochs=5, run_dir="run", **changes))
     assert run.best["test/acc"] > 0.5
     assert run.best["test/acc"] == max(row["test/acc"] for row in run.rows) == run.last["test/acc_best"]
 
@@ -131,7 +133,7 @@ def test_any_lightning_logger_works() -> None:
 
 
 def test_test_command_gives_the_same_accuracies(capsys: pytest.CaptureFixture[str]) -> None:
-    run = fit(experiment(run_dir="run", rounds=4, epochs=1, batch_size=96, lr=0.3))
+    run = fit(experiment(run_dir="run", rounds=4, batch_size=96, lr=0.3, backbone_args={"stride": 1}))
     assert main(["test", "--run", "run"]) == 0
     out = capsys.readouterr().out
     for row in (run.best, run.last):
@@ -145,8 +147,9 @@ def test_test_command_gives_the_same_accuracies(capsys: pytest.CaptureFixture[st
 
 def test_the_score_alters_the_evaluation_alone(image_tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One training, evaluated by max and by sum; `test` and `predict` take either, whatever the run's is."""
-    largest = fit(experiment(run_dir="max", supervision="hard", batch_size=96, lr=0.2))
-    summed = fit(experiment(run_dir="sum", supervision="hard", batch_size=96, lr=0.2, score="sum"))
+    common = experiment(supervision="hard", batch_size=96, lr=0.2, backbone_args={"stride": 1})
+    largest = fit(replace(common, run_dir="max"))
+    summed = fit(replace(common, run_dir="sum", score="sum"))
     assert [row["train/loss"] for row in summed.rows] == [row["train/loss"] for row in largest.rows]
     weights = {score: load_model(Path(score), "last").weights for score in ("max", "sum")}
     assert all(torch.equal(weights["max"][name], weights["sum"][name]) for name in weights["max"])
@@ -167,7 +170,7 @@ def test_the_score_alters_the_evaluation_alone(image_tree: Path, capsys: pytest.
         assert Path(f"{own}.csv").read_text() == Path(f"{own} of {other}.csv").read_text()
     assert load_model(Path("sum"), "best").header.score == "sum"
     with pytest.raises(InputError, match="--score to be 'max'"):  # else its best round would be evaluated by two scores
-        fit(experiment(resume="max", supervision="hard", lr=0.2, rounds=3, score="sum"))
+        fit(replace(common, resume="max", rounds=3, score="sum"))
 
 
 def test_one_domain_has_one_score() -> None:

@@ -42,6 +42,7 @@ def test_one_chosen_gpu_has_no_workers(accelerator: str, monkeypatch: pytest.Mon
     """Workers would all be on that GPU; whoever wants this gives their number."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # they would be set to these 8 afterwards
     run: Any = experiment(trainer=TrainerOptions(accelerator=accelerator, devices="[1]"))
     with PoolBackend().open(run, ClientStates(Path("clients"))) as runner:
         assert type(runner) is LocalRunner

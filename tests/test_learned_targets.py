@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import checkered, contents, experiment, finished, same
+from helpers import checkered, contents, every, experiment, finished, same
 from jdfl_lightning import EM, Agreement, Balance, Online, PoolBackend, Prototype, SoftTargetKLLoss, fit
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import UNKNOWN
@@ -283,7 +283,7 @@ LIMITS: list[tuple[Supervision, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("learned", "fixed"), LIMITS, ids=[str(number) for number in range(len(LIMITS))])
+@pytest.mark.parametrize(("learned", "fixed"), every(2, LIMITS), ids=[str(number) for number in range(len(LIMITS))])
 def test_limits_of_runs_to_the_bit(learned: Supervision, fixed: Any) -> None:
     finished("learned", supervision=learned)
     finished("fixed", supervision=fixed)
@@ -347,7 +347,7 @@ def test_what_crosses_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("learned", "precision"),
-    checkered((EM(kappa=50.0, warmup=0.0), Online()), ("bf16-mixed", "bf16-true", "64-true")),
+    checkered((EM(kappa=50.0, warmup=0.0), Online()), ("bf16-mixed", "bf16-true", "64-true"), every=3),
 )
 def test_other_precisions(learned: Supervision, precision: Any) -> None:
     from jdfl_lightning.client.trainer import TrainerOptions
@@ -373,6 +373,7 @@ LEARNING: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", LEARNING, ids=["em", "online"])
 def test_a_pool_a_resumed_run_and_one_process_agree_to_the_bit(parts: dict[str, Any]) -> None:
     run = experiment(rounds=3, client_fraction=0.5, **parts)

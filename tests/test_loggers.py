@@ -77,6 +77,7 @@ def read_offline(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_curves_of_an_offline_run() -> None:
     run = experiment(run_dir="run", logger=WandbRounds(project="tests", group="digits"), rounds=3)
     rows = read_run(fit(run).folder).rows
@@ -100,6 +101,7 @@ def test_curves_of_an_offline_run() -> None:
     assert (table["final/clients/nrows"], table["final/clients/ncols"]) == (4, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("account", [False, True])
 def test_goes_on_offline_and_says_how_to_sync(account: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without an account; and with one, but a server that nobody answers for."""
@@ -167,6 +169,7 @@ def test_a_logger_of_the_command_line_needs_no_more_than_its_name() -> None:
         assert logger.name == name
 
 
+@pytest.mark.slow
 def test_the_address_of_an_online_run_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B itself is not asked: a run of its client that says what an online one would say."""
     offline = wandb.init
@@ -184,6 +187,7 @@ def test_the_address_of_an_online_run_is_shown(monkeypatch: pytest.MonkeyPatch) 
     assert lines.said[:2] == ["run folder: run", "Weights & Biases: https://wandb.test/me/runs/1"]
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     logger = WandbRounds()
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers import every
 from jdfl_lightning import DigitsDomains, GradedTargets, JointHead, JointModule, PaperCNN, RandomTargets
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
 from jdfl_lightning.core.errors import InputError
@@ -104,7 +105,7 @@ def test_layer_subsets() -> None:
             select_parameters(module, wrong)
 
 
-@pytest.mark.parametrize("targets", [None, RandomTargets(2), GradedTargets(torch.eye(4))])
+@pytest.mark.parametrize("targets", every(3, [RandomTargets(2), GradedTargets(torch.eye(4)), None]))
 def test_module_trains_alone(targets: nn.Module | None) -> None:
     """Plain Lightning: 6 epochs on the digits at 8 px are enough to do far better than chance."""
     pl.seed_everything(0, verbose=False)

@@ -205,8 +205,6 @@ def test_an_own_module() -> None:
     """Its augmentation draws from (seed, round, client), its metric is a column, its arguments are in the config."""
     settings: dict[str, Any] = {"model": Part(Smooth, noise=0.5), "rounds": 2, "client_fraction": 0.5}
     first = finished("first", **settings)
-    fit(experiment(**settings, backend=PoolBackend(workers=2), run_dir="pool"))
-    assert same("first", "pool")
     cut = experiment(**(settings | {"rounds": 1}), run_dir="cut")
     fit(cut)
     fit(replace(cut, rounds=2, run_dir=None, resume="cut"))
@@ -222,12 +220,25 @@ def test_an_own_module() -> None:
         experiment(trainer={"precision": "32"})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": Part(Smooth, noise=0.5), "client_fraction": 0.5},
+        {"model": Part(Neck, width=6), "trainer": TrainerOptions(precision="64-true")},
+    ],
+    ids=["module", "network"],
+)
+def test_own_modules_in_a_pool(settings: dict[str, Any]) -> None:
+    finished("local", **settings)
+    fit(experiment(**settings, backend=PoolBackend(workers=2), run_dir="pool"))
+    assert same("local", "pool")
+
+
 def test_an_own_network() -> None:
-    """Statistics and frozen parameters of its own layers are the run's: the same in every process, on resume, saved."""
+    """Statistics and frozen parameters of its own layers are the run's: the same on resume, and saved."""
     settings: dict[str, Any] = {"model": Part(Neck, width=6), "trainer": TrainerOptions(precision="64-true")}
     first = Run.read(fit(experiment(**settings, run_dir="first"), progress=False).folder)
-    fit(experiment(**settings, backend=PoolBackend(workers=2), run_dir="pool"), progress=False)
-    assert same("first", "pool")
     cut = experiment(**settings, rounds=1, run_dir="cut")
     fit(cut, progress=False)
     fit(replace(cut, rounds=2, run_dir=None, resume="cut"), progress=False)

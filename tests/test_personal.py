@@ -232,6 +232,7 @@ def some(algorithms: Iterable[str], slow: Collection[str]) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in algorithms]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", some(CASES, slow=("FedProx", "FedDyn", "FedDC", "RobustFedAvg", "FedAvg")))
 def test_same_bits_in_a_pool_and_on_resume(algorithm: str) -> None:
     """Personal accuracies too: they are in clients.csv and evaluation.json."""

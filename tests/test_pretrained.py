@@ -76,6 +76,7 @@ def test_arguments_go_to_timms_network() -> None:
     assert num_features(backbone, 32) == 192
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".safetensors"])
 @pytest.mark.parametrize("nested", ["", "state_dict"])
 def test_weights_of_a_file(tmp_path: Path, suffix: str, nested: str) -> None:
@@ -99,6 +100,7 @@ class _Unsafe:
         return Path.touch, (Path("mark"),)
 
 
+@pytest.mark.slow
 def test_files_that_are_no_weights_of_the_network(tmp_path: Path) -> None:
     other, wrong, code, note = (tmp_path / name for name in ("other.pth", "wrong.pth", "code.pth", "note.pth"))
     torch.save(torchvision.models.resnet34().state_dict(), other)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch import Tensor, nn
 
-from helpers import Watched, contents, digits, examples, experiment, tiny_net
+from helpers import Watched, checkered, contents, digits, examples, experiment, tiny_net
 from jdfl_lightning import Experiment, PrivateFedAvg, RunCallback, fit
 from jdfl_lightning.algorithms.privacy import KEY_BYTES, STEPS, gaussian, keyed_bytes, secret_sample, spent_epsilon
 from jdfl_lightning.cli import main
@@ -271,8 +271,7 @@ def test_every_client_is_drawn_as_often() -> None:
 NOISES, SAMPLES = [0.7, 1.0, 4.0], [(10, 5), (100, 10), (1000, 20), (50, 50)]
 
 
-@pytest.mark.parametrize("row", range(len(NOISES)))
-@pytest.mark.parametrize("column", range(len(SAMPLES)))
+@pytest.mark.parametrize(("row", "column"), checkered(range(len(NOISES)), range(len(SAMPLES))))
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_epsilon_is_that_of_the_accountant(row: int, column: int, half: int) -> None:
     """Noise of deviation z C on a sum that one client moves by 2 C, round after round, for sampled clients.
@@ -318,6 +317,7 @@ def test_a_private_run_logs_what_it_spent() -> None:
 
 def test_without_the_accountant_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    spent_epsilon.cache_clear()  # of other tests
     with pytest.raises(InputError, match=r"jdfl-lightning\[privacy\]"):
         fit(private(run_dir="run"))
     assert not Path("run").exists()

@@ -391,6 +391,7 @@ def test_duplicates_are_found_and_dropped(image_tree: Path) -> None:
     fit(experiment(data=without, num_domains=2, rounds=1))  # with no note
 
 
+@pytest.mark.slow
 def test_duplicates_of_office_caltech(real_data: Path) -> None:
     """Counted by the bytes of the files, too: 11 of 508."""
     root = real_data / "office_caltech_10"

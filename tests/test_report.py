@@ -572,6 +572,7 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
+@pytest.mark.slow
 def test_formats_of_a_whole_study() -> None:
     write_study(RUNS)
     assert main(["report", "runs"]) == 0

@@ -91,6 +91,7 @@ def test_wherever_it_was_cut(after: int) -> None:
     assert sorted(file.name for file in Path("cut/checkpoints").iterdir()) == ["4.safetensors"]
 
 
+@pytest.mark.slow
 def test_continued_in_a_pool() -> None:
     """Also where a round's evaluation goes on beside the next round's fits."""
     changes = {"algorithm": algorithms.SCAFFOLD(), "rounds": 3, "supervision": "base"}
@@ -253,6 +254,7 @@ def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Remembering, "ids", [])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_nothing_remembered")
 def test_the_same_wandb_run_goes_on() -> None:
     fit(experiment(supervision="base", logger=Remembering(), run_dir="run", rounds=1))
@@ -262,6 +264,7 @@ def test_the_same_wandb_run_goes_on() -> None:
     assert ids[0] == ids[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_nothing_remembered")
 @pytest.mark.parametrize("what", ["another class", "a run of somebody else", "no class"])
 def test_another_wandb_run_is_left_alone(what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

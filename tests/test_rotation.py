@@ -93,6 +93,7 @@ def test_phase_2_trains_on_the_classes() -> None:
     assert all(torch.equal(tensor, results[1][name]) for name, tensor in results[0].items())
 
 
+@pytest.mark.slow
 def test_newcomers_a_restart_and_a_pool() -> None:
     """Sketches, clients that come later, a run that was cut off, and workers: the same to the bit."""
     late: dict[str, Any] = LATE | {

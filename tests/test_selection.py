@@ -246,6 +246,7 @@ def test_resumed_is_uninterrupted() -> None:
     assert [math.isnan(float(row["val/acc"])) for row in ours["rows"]] == [True, False, True, False]
 
 
+@pytest.mark.slow
 def test_a_pool_agrees() -> None:
     changes = settings(rounds=2)
     finished("local", **changes)

@@ -119,6 +119,7 @@ def local_run() -> dict[str, Any]:
     return contents("local")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_run")
 def test_own_parts_in_a_pool() -> None:
     run = experiment(rounds=3, client_fraction=0.5, supervision=Counting(10), regularizers=[Short(0.01)])

@@ -145,6 +145,7 @@ def test_a_compiled_module_is_trained_by_a_trainer() -> None:
     assert not torch.equal(weights[0]["head.weight"], joint_module(HardTargets(M)).head.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", SCORES)
 def test_export_keeps_the_batch_free(score: Score) -> None:
     model, (images, _, _) = network(score), batch(7)
@@ -376,6 +377,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_metrics_of_two_processes_are_those_of_one(two_processes: list[Any]) -> None:
     """Five batches here and three there are eight batches."""
     expected = _count(_metrics(), range(8))
@@ -383,6 +385,7 @@ def test_metrics_of_two_processes_are_those_of_one(two_processes: list[Any]) -> 
         assert results == expected
 
 
+@pytest.mark.slow
 def test_gradients_of_two_processes_are_those_of_one(two_processes: list[Any]) -> None:
     """Two halves of a batch, averaged, are the whole batch."""
     whole = _gradient(network()[:2], *batch())
@@ -390,6 +393,7 @@ def test_gradients_of_two_processes_are_those_of_one(two_processes: list[Any]) -
         torch.testing.assert_close(gradient, whole)
 
 
+@pytest.mark.slow
 def test_a_trainer_with_two_processes(two_processes: list[Any]) -> None:
     """Both end with the same weights, which one process evaluates in the same way."""
     (*_, first, weights), (*_, second, others) = two_processes

@@ -186,7 +186,8 @@ def test_what_is_augmented_and_what_is_not() -> None:
     assert torch.equal(pixels, to_input(data.images[torch.cat(data.partition.clients)[order]]).flip(-1))
 
 
-@pytest.mark.parametrize("supervision", ["random", pytest.param("base", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("supervision", ["random", "base"])
 def test_augmented_runs_repeat_to_the_bit_wherever_they_train(supervision: str) -> None:
     """Most images are held out, as they are augmented one by one."""
     settings: dict[str, Any] = {"supervision": supervision, "backbone": "helpers.dropout_net", "batch_size": 24}

@@ -701,7 +701,7 @@ def test_resume_reads_no_state_that_it_does_not_need(monkeypatch: pytest.MonkeyP
     assert len(read) <= 1  # the one client of round 5
 
 
-@pytest.mark.parametrize("backend", ["local", "pool"])
+@pytest.mark.parametrize("backend", ["local", pytest.param("pool", marks=pytest.mark.slow)])
 def test_a_damaged_state_can_be_started_afresh(backend: str) -> None:
     changes: dict[str, Any] = {"supervision": "base", "algorithm": SCAFFOLD()}
     changes["backend"] = LocalBackend() if backend == "local" else PoolBackend(workers=2)

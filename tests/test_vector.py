@@ -148,8 +148,7 @@ def test_a_correction_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     agree(setting(algorithm=Shrinking(), supervision="graded", epochs=2), monkeypatch)
 
 
-@pytest.mark.parametrize("hidden", [None, 6])
-@pytest.mark.parametrize("algorithm", ["FedDC", "MOON"])
+@pytest.mark.parametrize(("hidden", "algorithm"), checkered((None, 6), ("FedDC", "MOON")))
 def test_same_weights_on_features(hidden: int | None, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = {"backbone": "PaperCNN", "backbone_args": {"freeze": True, **({"hidden": hidden} if hidden else {})}}
     rule = getattr(algorithms, algorithm)()

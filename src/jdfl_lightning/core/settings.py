@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any, Literal, get_type_hints
 
 Role = Literal["result", "length", "place", "output"]
@@ -58,7 +59,7 @@ def declared_settings(settings: type, prefix: str = "") -> Iterator[Declared]:
         settings: the dataclass.
         prefix: prefix of the names.
     """
-    hints = get_type_hints(settings)
+    hints = _hints(settings)
     for field in dataclasses.fields(settings):
         role, name = field.metadata, f"{prefix}{field.name}"
         if role["group"] is not None:
@@ -66,6 +67,11 @@ def declared_settings(settings: type, prefix: str = "") -> Iterator[Declared]:
         else:
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             yield Declared(name, default, role["role"], role["phase_1"], role["in_paper"], hints[field.name])
+
+
+@cache
+def _hints(settings: type) -> dict[str, Any]:
+    return get_type_hints(settings)
 
 
 def flat_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
