@@ -82,7 +82,7 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    """A test that left torch with more threads would change the bits of those after it, but not those of their pools."""
+    """If a test left torch with more threads, tests after it would have other bits than their pools."""
     from torch import get_num_threads  # a test may put another function into its place
 
     yield

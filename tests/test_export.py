@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from helpers import finished
+from helpers import every, finished
 from jdfl_lightning import DigitsDomains, JointModule, Part, Run, build_backbone, export, from_pretrained, predict
 from jdfl_lightning.cli import main
 from jdfl_lightning.core.errors import InputError
@@ -94,7 +94,7 @@ def test_a_checkpoint_of_lightning_has_the_same_module(case: str) -> None:
     assert module.head.num_domains == (1 if case == "base" else 3)
 
 
-@pytest.mark.parametrize("case", ["paper", "sum", "features", pytest.param("timm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", every(2, ["paper", "features", "sum", "timm"]))
 def test_a_folder_for_a_hub_and_back(case: str, images: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     """No trust is needed, and no run folder: all that predict says is the same, to the bit."""
     folder = trained(case)
@@ -111,6 +111,7 @@ def test_a_folder_for_a_hub_and_back(case: str, images: list[Path], capsys: pyte
     assert predict(model, images).equals(predict(folder, images))
 
 
+@pytest.mark.slow
 def test_a_module_with_its_own_forward(images: list[Path]) -> None:
     """What is exported is what predict uses; a folder that names a class of the user's needs trust."""
     run = finished("run", rounds=1, backbone="PaperCNN", supervision="base", model=Part("own_parts.Neck", width=4))

@@ -694,6 +694,7 @@ def test_escapes_leave_nothing_active(text: str) -> None:
     assert "\r" not in markdown + latex
 
 
+@pytest.mark.slow
 @examples(5)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_runs_does_not_matter(chance: random.Random) -> None:
