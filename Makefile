@@ -1,7 +1,7 @@
 # make fit        the embedded example, from nothing: makes .venv, installs, trains (ARGS="--supervision graded" and so on)
 # make check      the same environment with the extra `test`; lint, types, doctests and all quick tests
 # make test       the same with the tests that start a program, a federation, Ray, notebooks or a browser, or kill processes
-# make lowest     the quick tests with the lowest versions that pyproject.toml allows, in an environment of its own
+# make lowest     the quick tests, and those of W&B and exports, with the lowest versions that pyproject.toml allows
 # make lock       requirements.lock anew: the newest version of everything that the package and its tests need, with hashes
 # make docs       the documentation site, in build/site; a broken link or a missing docstring is an error
 # make bench      all benchmarks, in about three hours on two cores; they write their tables into docs/
@@ -49,6 +49,7 @@ lowest: build/uv/bin/uv
 	$(PYTHON) -m venv build/lowest
 	build/uv/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[test]'
 	build/lowest/bin/python -m pytest $(QUICK) $(ARGS)
+	build/lowest/bin/python -m pytest -m slow tests/test_loggers.py tests/test_export.py
 
 # for every Python and system, from the public index: uv does not read the settings of pip, nor here its own
 lock: build/uv/bin/uv

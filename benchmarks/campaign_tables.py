@@ -102,6 +102,8 @@ LEAST = 3
 """Seeds from which on a difference is shown: an interval from two of them says nothing."""
 FRESH = 5
 """The first seed that nobody had looked at when the plan got its comparison of hard labels."""
+TUNED = 4
+"""Comparisons that the plan makes at each one's own rate: two optimizers, two settings."""
 KEYS = ["part", "setting", "change", "algorithm", "lr"]
 
 
@@ -180,42 +182,49 @@ def _claims(labels: Sequence[str], table: pd.DataFrame) -> str:
     for label, (_, row) in zip(labels, table.iterrows(), strict=True):
         numbers = f"{row['mean']:+.2f} | {row['low']:+.2f} to {row['high']:+.2f}"
         ps = f"{p_value(row['p'])} | {p_value(row['holm'])}"
-        lines.append(f"| {label} | {row['seeds']} | {numbers} | {ps} | {row['d']:+.2f} |")
+        lines.append(f"| {label} | {row['seeds']:.0f} | {numbers} | {ps} | {row['d']:+.2f} |")
     return "\n".join(lines)
 
 
 def best_rates(runs: pd.DataFrame) -> dict[tuple[str, str, str], float]:
-    """Return, for each setting, algorithm and supervision of part `tuning`, its best rate by mean validation."""
+    """Return, for each setting, algorithm and supervision of part `tuning`, its best rate by mean validation.
+
+    Only if all of the plan's runs are there: fewer seeds could pick another rate.
+    """
     own = runs[runs["part"] == "tuning"]
-    means = own.groupby(["setting", "algorithm", "supervision", "lr"])["val"].mean()
-    return {keys: float(group.idxmax()[-1]) for keys, group in means.groupby(level=[0, 1, 2])}
+    means = own.groupby(["setting", "algorithm", "supervision", "lr"])["val"].agg(["mean", "count"])
+    if len(means) != TUNED * 2 * 5 or (means["count"] != 5).any():
+        raise SystemExit("Expected all runs of part tuning first: --parts tuning.")
+    return {keys: float(group.idxmax()[-1]) for keys, group in means["mean"].groupby(level=[0, 1, 2])}
 
 
 def tuned_table(runs: pd.DataFrame) -> str:
-    """Return graded minus base, each at its best rate, on seeds of their own."""
+    """Return graded minus base, each at its best rate, on seeds of their own; nothing before all of them are done."""
     own, rates, labels, rows = runs[runs["part"] == "tuned"], best_rates(runs), [], []
     for (setting, algorithm), group in own.groupby(["setting", "algorithm"]):
-        series = {name: one.set_index("seed")["test"] for name, one in group.groupby("supervision")}
-        if set(series) == {"base", "graded"} and (found := compare(series["graded"], series["base"]))["seeds"] >= LEAST:
-            at = {name: f"{name} at {rates[setting, algorithm, name]:g}" for name in series}
-            labels.append(f"{at['graded']} - {at['base']}, {_place(algorithm, setting)}")
-            rows.append(found)
+        at = {name: rates[setting, algorithm, name] for name in ("graded", "base")}
+        series = {
+            name: group[(group["supervision"] == name) & (group["lr"] == rate)].set_index("seed")["test"]
+            for name, rate in at.items()
+        }
+        labels.append(f"graded at {at['graded']:g} - base at {at['base']:g}, {_place(algorithm, setting)}")
+        rows.append(compare(series["graded"], series["base"]))
+    if [row["seeds"] for row in rows] != [20] * TUNED:
+        raise SystemExit("Expected all runs of part tuned first: --parts tuned.")
     return _claims(labels, pd.DataFrame(rows).assign(holm=holm([row["p"] for row in rows])))
 
 
 def tuning_table(runs: pd.DataFrame) -> str:
-    """Return validation accuracy by rate for each optimizer, setting and supervision, the best one bold."""
-    own = runs[runs["part"] == "tuning"]
-    means, best = own.groupby(["setting", "algorithm", "supervision", "lr"])["val"].mean(), best_rates(runs)
+    """Return validation accuracy by rate for each optimizer, setting and supervision, the picked one bold."""
+    own, best = runs[runs["part"] == "tuning"], best_rates(runs)
+    means = own.groupby(["setting", "algorithm", "supervision", "lr"])["val"].mean()
     rates = sorted(own["lr"].unique())
-    lines = [
-        "| validation accuracy | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
-        "|---" * (len(rates) + 1) + "|",
-    ]
-    for (setting, algorithm, supervision), rate in best.items():
-        cells = [f"{means[setting, algorithm, supervision, one]:.2f}" for one in rates]
-        cells[rates.index(rate)] = f"**{cells[rates.index(rate)]}**"
-        lines.append(f"| {supervision}, {_place(algorithm, setting)} | {' | '.join(cells)} |")
+    header = "| validation accuracy | " + " | ".join(f"{rate:g}" for rate in rates) + " |"
+    lines = [header, "|---" * (len(rates) + 1) + "|"]
+    for keys, picked in best.items():
+        cells = [f"{means[(*keys, rate)]:.2f}" for rate in rates]
+        cells = [f"**{cell}**" if rate == picked else cell for cell, rate in zip(cells, rates, strict=True)]
+        lines.append(f"| {keys[2]}, {_place(keys[1], keys[0])} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -307,6 +316,7 @@ def write_page(folder: Path) -> None:
     from timing import DOCS, write_section
 
     runs = all_runs(folder)
+    tuned, tuning = tuned_table(runs), tuning_table(runs)  # first, as it ends here if they are not all done
     page = "results/features.md"
     runs.round(4).to_csv(RUNS, index=False)
     draw(runs, DOCS / "results" / "features.png")
@@ -322,8 +332,8 @@ def write_page(folder: Path) -> None:
     if not unseen.empty:
         write_section("unseen claims", claims_table(unseen, "unseen_acc"), page)
         write_section("unseen", accuracy_table(unseen, "unseen_acc"), page)
-    write_section("tuned", tuned_table(runs), page)
-    write_section("tuning", tuning_table(runs), page)
+    write_section("tuned", tuned, page)
+    write_section("tuning", tuning, page)
     for part in ("others", "hidden"):
         if part in set(runs["part"]):
             write_section(part, accuracy_table(runs[runs["part"] == part]), page)

@@ -83,10 +83,12 @@ def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
     """If a test left torch with more threads, tests after it would have other bits than their pools."""
-    from torch import get_num_threads  # a test may put another function into its place
+    from torch import get_num_threads, set_num_threads  # a test may put other functions into their places
 
     yield
-    assert get_num_threads() == 1
+    left = get_num_threads()
+    set_num_threads(1)
+    assert left == 1
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -204,6 +204,16 @@ def test_an_error_of_the_writing_is_raised_as_long_as_its_states_are_missing(
             store.sync([(4, ROUND)])
 
 
+def test_several_threads_may_wait_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks another thread may have seen it written."""
+    written: Future[None] = Future()
+    written.set_result(None)
+    looks = iter([written])
+    monkeypatch.setattr(Bundles, "_writing", property(lambda _: next(looks, None), lambda *_: None), raising=False)
+    Bundles(tmp_path).finish()
+    assert next(looks, None) is None
+
+
 def test_whoever_stops_waiting_for_a_file_has_not_seen_it_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -347,7 +347,7 @@ def test_what_crosses_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("learned", "precision"),
-    checkered((EM(kappa=50.0, warmup=0.0), Online()), ("bf16-mixed", "bf16-true", "64-true"), every=3),
+    checkered((EM(kappa=50.0, warmup=0.0), Online()), ("bf16-mixed", "bf16-true", "64-true")),
 )
 def test_other_precisions(learned: Supervision, precision: Any) -> None:
     from jdfl_lightning.client.trainer import TrainerOptions

@@ -70,10 +70,10 @@ class Bundles:
 
     def finish(self) -> None:
         """Wait until the last bundle is written; raise a `StorageError` if it could not be, now and from now on."""
-        if self._writing is None:
+        if (writing := self._writing) is None:  # read once: several threads may wait
             return
         try:
-            self._writing.result()
+            writing.result()
         except StorageError:
             raise
         except Exception as error:  # memory or threads are used up: no client's fault
