@@ -114,7 +114,7 @@ def test_auto_does_not_mix_up_sweeps_and_runs() -> None:
 
 @pytest.mark.slow
 def test_sketches_are_tried_beside() -> None:
-    run = experiment(data=digits(10), clustering=Clustering(sketch_dim=256))
+    run = experiment(data=digits(10), clustering=Clustering(sketch_dim=256), backbone_args={"stride": 1})
     findings = read_findings(diagnose(run, Sweep(seeds=(0,), batch_sizes=(16,), epochs=2)).folder)
     for found in findings:
         options = replace(run.clustering, epochs=found.epochs, batch_size=16, layers=found.layers)
