@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
 
 from helpers import contents, examples, experiment
 from jdfl_lightning import DigitsDomains, Experiment, LocalBackend, PoolBackend, RunCallback, VectorBackend, fit
@@ -26,7 +23,7 @@ from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.storage import bundles
 from jdfl_lightning.storage.bundles import Bundles
 from jdfl_lightning.storage.checkpoint import ClientStates
-from jdfl_lightning.storage.records import KEY, stored_digest, without_copies
+from jdfl_lightning.storage.records import stored_digest
 
 ROUND = 5
 
@@ -83,60 +80,19 @@ def test_a_state_has_the_checksum_of_a_file_of_its_own(tmp_path: Path) -> None:
     assert digest.encode() in (tmp_path / "together" / "bundle-5-2-6.safetensors").read_bytes()
 
 
-def test_the_file_has_the_bytes_that_safetensors_writes() -> None:
-    types = [torch.int64, torch.float64, torch.float32, torch.int32, torch.bfloat16, torch.float16]
-    types += [torch.uint8, torch.bool, torch.int8]
-    shapes: list[tuple[int, ...]] = [(3,), (2, 3), (), (0, 4)]
-    tensors = {
-        f"g{len(types) - number}/{place} é": torch.arange(6)[: torch.Size(shape).numel()].reshape(shape).to(dtype)
-        for number, dtype in enumerate(types)
-        for place, shape in enumerate(shapes)
-    }
-    without = {name: tensor for name, tensor in tensors.items() if tensor.dtype is not torch.int8}
-    for some in (tensors, without, {}):
-        content = b"".join(map(bytes, without_copies(some, 'é "1"\n')))
-        assert content == save(some, {KEY: 'é "1"\n'})
-    assert len(without_copies(without, "")) > 1, "no part has two tensors"
+def failing(start: str, error: Exception) -> Any:
+    """`write_whole`, but files whose names begin so cannot be written."""
 
+    def write(file: Path, *content: Any, **options: Any) -> None:
+        if file.name.startswith(start):
+            raise error
+        files.write_whole(file, *content, **options)
 
-def test_states_are_there_while_their_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads, syncs, removes or lists them waits for the file."""
-    write, may_write = bundles._write, threading.Event()
-    monkeypatch.setattr(bundles, "_write", lambda *details, **more: (may_write.wait(60), write(*details, **more)))
-    uses: list[Any] = [
-        lambda store: is_state_of(4, store.recall_all({3: ROUND, 4: ROUND})[4]),
-        lambda store: store.sync([(4, ROUND)]) is None and names(store.folder),
-        lambda store: len(store.kept()) == 6,
-        lambda store: (
-            store.remove((client, ROUND) for client in range(2, 6)) is None
-            and names(store.folder) == ["bundle-5-6-2.safetensors"]
-        ),
-        lambda store: store.remove((client, ROUND) for client in range(2, 8)) is None and not names(store.folder),
-        lambda store: store.save_all(ROUND + 1, {1: state_of(1), 2: state_of(2)}) is None and names(store.folder),
-        lambda store: store.finish() is None and names(store.folder),
-    ]
-    for number, use in enumerate(uses):
-        may_write.clear()
-        store = saved(tmp_path / str(number), durable=False)
-        assert not names(store.folder)
-        assert store.missing({2: ROUND, 8: ROUND}) == [8]
-        threading.Timer(0.2, may_write.set).start()
-        assert use(store)
-        store.finish()
-    may_write.clear()
-    threading.Timer(0.2, may_write.set).start()
-    assert names(saved(tmp_path / "durable").folder), "what is to be durable is waited for"
+    return write
 
 
 def test_a_file_that_cannot_be_written_ends_the_run_before_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = bundles._write
-
-    def fails(file: Path, *details: Any, **more: Any) -> None:
-        if file.name.startswith("bundle-3-"):
-            raise StorageError("No space left on device.")
-        write(file, *details, **more)
-
-    monkeypatch.setattr(bundles, "_write", fails)
+    monkeypatch.setattr(bundles, "write_whole", failing("bundle-3-", StorageError("No space left on device.")))
     with pytest.raises(StorageError, match="No space left"):
         fit(setting(run_dir="run"))
     assert sorted(file.stem for file in Path("run/checkpoints").iterdir()) == ["1", "2"]
@@ -151,23 +107,15 @@ class Failing(RunCallback):
             raise RuntimeError("a fault")
 
 
-@pytest.mark.parametrize("error", [StorageError("No space left."), MemoryError("none left")])
 @pytest.mark.parametrize("every", [1, 10])
 def test_no_checkpoint_refers_to_states_whose_file_could_not_be_written(
-    error: Exception, every: int, monkeypatch: pytest.MonkeyPatch
+    every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither if the run ends before its next checkpoint, nor if the error is of another kind."""
-    write = bundles._write
-
-    def fails(file: Path, *details: Any, **more: Any) -> None:
-        if file.name == "bundle-2-0-4.safetensors":  # of the first group of the round
-            raise error
-        write(file, *details, **more)
-
+    """Nor if the run ends before its next checkpoint."""
     settings = {"rounds": 3, "client_fraction": 1.0, "checkpoint": Checkpointing(every=every, keep=1)}
     with monkeypatch.context() as patch:
-        patch.setattr(bundles, "_write", fails)
-        with pytest.raises(StorageError, match=str(error)):
+        patch.setattr(bundles, "write_whole", failing("bundle-2-0-4.", StorageError("No space left.")))  # a first group
+        with pytest.raises(StorageError, match="No space left"):
             fit(setting(**settings, run_dir="run", callbacks=[Failing()]))
     assert [file.stem for file in Path("run/checkpoints").iterdir()] == ["1"]
     fit(setting(**settings, resume="run"))
@@ -175,74 +123,25 @@ def test_no_checkpoint_refers_to_states_whose_file_could_not_be_written(
     assert contents("run") == contents("other")
 
 
+def test_states_that_need_too_much_memory_together_are_saved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a group is that needs too much to be trained together."""
+    monkeypatch.setattr(bundles, "write_whole", failing("bundle-2-0-4.", MemoryError("none left")))
+    fit(setting(rounds=2, client_fraction=1.0, run_dir="run", checkpoint=Checkpointing(keep=1)))
+    assert names(Path("run/clients")) == [
+        *[f"{client}-2.safetensors" for client in range(4)],
+        "bundle-2-4-3.safetensors",
+    ]
+    store = ClientStates(Path("run/clients"))
+    assert all(store.load(client, 2) for client in range(7))
+
+
 def test_a_run_that_ends_between_checkpoints_says_that_states_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault of the last group's file is found by whoever saves the checkpoint of the run's end."""
-    write = bundles._write
-
-    def fails(file: Path, *details: Any, **more: Any) -> None:
-        if file.name.startswith("bundle-2-"):
-            raise StorageError("No space left.")
-        write(file, *details, **more)
-
-    monkeypatch.setattr(bundles, "_write", fails)
+    """A checkpoint at the run's end is of the last round whose states are all there."""
+    monkeypatch.setattr(bundles, "write_whole", failing("bundle-2-", StorageError("No space left.")))
     settings = {"checkpoint": Checkpointing(every=10, keep=1), "backend": VectorBackend()}
     with pytest.raises(StorageError, match="No space left"):
         fit(setting(**settings, run_dir="run", callbacks=[Failing()]))
     assert [file.stem for file in Path("run/checkpoints").iterdir()] == ["1"]
-
-
-def test_an_error_of_the_writing_is_raised_as_long_as_its_states_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*details: Any, **more: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(bundles, "_write", fails)
-    store = saved(tmp_path, durable=False)
-    for _ in range(2):
-        with pytest.raises(StorageError, match="can't start new thread"):
-            store.sync([(4, ROUND)])
-
-
-def test_several_threads_may_wait_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two looks another thread may have seen it written."""
-    written: Future[None] = Future()
-    written.set_result(None)
-    looks = iter([written])
-    monkeypatch.setattr(Bundles, "_writing", property(lambda _: next(looks, None), lambda *_: None), raising=False)
-    Bundles(tmp_path).finish()
-    assert next(looks, None) is None
-
-
-def test_whoever_stops_waiting_for_a_file_has_not_seen_it_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After Ctrl-C the next one waits again, and the temporary file of the writing stays."""
-    write, begun, may_write = files.write_whole, threading.Event(), threading.Event()
-
-    def slow(file: Path, parts: Any, **more: Any) -> None:
-        def each() -> Any:
-            begun.set()
-            may_write.wait(60)
-            yield from parts
-
-        write(file, each(), **more)
-
-    monkeypatch.setattr(bundles, "write_whole", slow)
-    store = saved(tmp_path, durable=False)
-    begun.wait(60)
-    with monkeypatch.context() as patch:
-        patch.setattr(Future, "result", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            store.finish()
-    threading.Timer(0.2, may_write.set).start()
-    assert len(store.kept()) == 6
-    store.sync([(4, ROUND)])
-    assert is_state_of(4, store.load(4, ROUND))
-
-
-def interrupted(*details: Any) -> None:
-    raise KeyboardInterrupt
 
 
 class Keeping(FedAvg):
@@ -267,23 +166,8 @@ class KeepingUpdate(LocalUpdate):
 
 @pytest.mark.parametrize("stacks", [False, True])
 def test_a_state_is_what_it_was_when_it_was_saved(stacks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although its file is written later, and the server may do as it likes with an answer that shares its tensors."""
+    """The server may do as it likes with an answer that shares its tensors."""
     monkeypatch.setattr(KeepingUpdate, "stacks", stacks)
-    digests, aggregated = bundles._digests, threading.Event()
-    aggregate = Keeping.aggregate
-
-    def late(*details: Any) -> dict[int, str]:
-        aggregated.wait(60)
-        return digests(*details)
-
-    def changing(algorithm: Keeping, *details: Any) -> Any:
-        try:
-            return aggregate(algorithm, *details)
-        finally:
-            aggregated.set()
-
-    monkeypatch.setattr(bundles, "_digests", late)
-    monkeypatch.setattr(Keeping, "aggregate", changing)
     fit(setting(run_dir="run", algorithm=Keeping(), rounds=1, batch_size=1000))  # one step each: rows in their order
     store = ClientStates(Path("run/clients"))
     assert any(Path("run/clients").glob("bundle-*"))

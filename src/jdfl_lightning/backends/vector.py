@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,11 +42,7 @@ class VectorBackend(Backend):
         with limited_threads(1 if experiment.data.features is not None else None):
             workspace = Workspace(experiment)
             check_stackable(workspace)
-            try:
-                yield VectorRunner(workspace, states, self.group)
-            finally:
-                with suppress(StorageError):  # a checkpoint that refers to them raises it
-                    states.finish()
+            yield VectorRunner(workspace, states, self.group)
 
 
 class VectorRunner(LocalRunner):
@@ -109,7 +105,7 @@ class VectorRunner(LocalRunner):
                 if seconds:
                     state = state | second_state(workspace, personal, fit.buffers)
                 if result.keeps_state:
-                    new[task.client] = _apart(state, result)
+                    new[task.client] = state
                 reset = task.since and known[task.client] is None
                 results.append(replace(result, note=RESET) if reset else result)
             states.save_all(tasks[0].round, new)
@@ -118,16 +114,3 @@ class VectorRunner(LocalRunner):
             raise
         except Exception as error:  # whatever a part of the user's raises
             return last_line(f"{type(error).__name__}: {error}")
-
-
-def _apart(state: Record, result: FitResult) -> Record:
-    """Return a state without memory that the answer has too: the server may change that before the state is written."""
-    sent = [result.weights, result.buffers, *result.upload.values()]
-    taken = {tensor.untyped_storage().data_ptr() for tensors in sent for tensor in tensors.values()}
-    return {
-        group: {
-            name: tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
-            for name, tensor in tensors.items()
-        }
-        for group, tensors in state.items()
-    }

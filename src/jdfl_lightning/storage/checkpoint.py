@@ -125,7 +125,7 @@ class ClientStates:
     def save(self, client: int, round: int, state: Record) -> None:
         """Save a client's state."""
         _make(self.folder)
-        self._bundles.discard(client, round)
+        self._bundles.discard(round, [client])
         about = {"client": client, "round": round}
         save_record(self._file(client, round), state, about, private=True, durable=self.durable)
 
@@ -138,14 +138,9 @@ class ClientStates:
             for client, state in states.items():
                 self.save(client, round, state)
 
-    def finish(self) -> None:
-        """Wait until all states are written."""
-        self._bundles.finish()
-
     def sync(self, states: Iterable[tuple[int, int]]) -> None:
         """Make states durable, each a (client, round); those that are not here, but at a site, are left out."""
         if self.folder.is_dir():
-            self.finish()
             files = ((self._bundle(*state), self._file(*state)) for state in states)
             sync(self.folder, {(file if bundle is None else bundle.file).name for bundle, file in files})
 
@@ -165,19 +160,18 @@ class ClientStates:
 
     def remove(self, states: Iterable[tuple[int, int]], fully: bool = False) -> None:
         """Remove states, each a (client, round); fully: files with others too are written anew at once."""
-        shared: set[int] = set()
         for client, round in states:
-            if self._bundles.remove(client, round):
-                shared.add(round)
-            else:
+            bundle = self._bundles.find(client, round)
+            if bundle is None or bundle.clients is None:
                 self._file(client, round).unlink(missing_ok=True)
-        self._bundles.shrink(None if fully else shared)
+            else:
+                bundle.clients.remove(client)
+        self._bundles.shrink(fully)
 
     def kept(self) -> list[tuple[int, int]]:
         """Return (client, round) of all saved states, and remove temporary files left by killed processes."""
         if not self.folder.is_dir():
             return []
-        self.finish()
         remove_asides(self.folder)
         found = map(_STATE.fullmatch, os.listdir(self.folder))  # noqa: PTH208 - there may be many
         return [*((int(state[1]), int(state[2])) for state in found if state), *self._bundles.kept()]

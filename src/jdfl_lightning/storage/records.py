@@ -37,53 +37,19 @@ def save_record(
         private: whether only this user may read the file.
         durable: whether it survives a power cut at once.
     """
-    tensors: Tensors = {}
+    tensors, text = flat_names(record), json.dumps(about or {})
+    write_whole(file, as_file(tensors, f"{digest_tensors(tensors, text)} {text}"), private, durable)
+
+
+def as_file(tensors: Tensors, metadata: str) -> bytes:
+    """Return the content of a file with some tensors, and with the value of `KEY`."""
+    apart: Tensors = {}
     stored: set[int] = set()
-    for name, tensor in flat_names(record).items():
+    for name, tensor in tensors.items():
         shared = tensor.untyped_storage().data_ptr() in stored  # safetensors rejects shared storage
-        tensors[name] = tensor.clone() if shared else tensor.contiguous()
+        apart[name] = tensor.clone() if shared else tensor.contiguous()
         stored.add(tensor.untyped_storage().data_ptr())
-    text = json.dumps(about or {})
-    write_whole(file, save(tensors, {KEY: f"{digest_tensors(tensors, text)} {text}"}), private, durable)
-
-
-_TYPES = {
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""Names of types in a file of safetensors, in the order of their tensors there."""
-
-
-def without_copies(tensors: Tensors, metadata: str) -> list[bytes | memoryview]:
-    """Return the parts of a file of safetensors: what `save` returns, which copies all tensors.
-
-    Args:
-        tensors: contiguous tensors on the CPU.
-        metadata: the value of `KEY`.
-    """
-    if any(tensor.dtype not in _TYPES for tensor in tensors.values()):
-        return [save(tensors, {KEY: metadata})]
-    order = list(_TYPES)
-    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
-    header: dict[str, Any] = {"__metadata__": {KEY: metadata}}
-    end = 0
-    for name in names:
-        tensor, start = tensors[name], end
-        end += tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *(_content(tensors[name]) for name in names)]
-
-
-def _content(tensor: torch.Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    return save(apart, {KEY: metadata})
 
 
 def flat_names(record: Record) -> Tensors:
