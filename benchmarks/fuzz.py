@@ -49,7 +49,7 @@ from timing import write_section
 from jdfl_lightning.cli import main as command
 from jdfl_lightning.core.files import as_json
 from jdfl_lightning.storage import trust
-from jdfl_lightning.storage.checkpoint import load_record, save_record
+from jdfl_lightning.storage.records import load_record, save_record
 from jdfl_lightning.studies.watch import WatchServer, live_state
 
 Args = list[str]

@@ -39,8 +39,9 @@ from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.data.partition import Partition
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.server.state import ServerState
-from jdfl_lightning.storage.checkpoint import ClientStates, load_record
+from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.folder import SavedRun, read_run
+from jdfl_lightning.storage.records import load_record
 from jdfl_lightning.storage.trust import sign
 from jdfl_lightning.ui.display import Display
 

@@ -45,7 +45,7 @@ from jdfl_lightning.cli.main import add_own_modules
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.data.cache import decode
 from jdfl_lightning.report.run import Drawing
-from jdfl_lightning.storage.checkpoint import load_record
+from jdfl_lightning.storage.records import load_record
 from jdfl_lightning.ui.display import NotebookDisplay, default_display, open_display
 from test_cli import METRICS
 

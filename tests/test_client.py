@@ -31,7 +31,8 @@ from jdfl_lightning.models import build_backbone
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.state import ServerState
-from jdfl_lightning.storage.checkpoint import ClientStates, load_record, save_record
+from jdfl_lightning.storage.checkpoint import ClientStates
+from jdfl_lightning.storage.records import load_record, save_record
 
 
 def task_for(run: Experiment, client: int = 1, number: int = 3, m: int = 3) -> FitTask:

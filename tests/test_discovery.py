@@ -33,8 +33,9 @@ from jdfl_lightning.server.phase1 import assign_newcomers, collect_updates, disc
 from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.server.state import ServerState
-from jdfl_lightning.storage.checkpoint import ClientStates, load_record
+from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.discoveries import read_discovery
+from jdfl_lightning.storage.records import load_record
 from jdfl_lightning.supervision import Random
 from jdfl_lightning.ui.display import Display
 

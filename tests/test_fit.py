@@ -28,10 +28,10 @@ from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.clustering.criteria import Elbow
 from jdfl_lightning.config import as_dict, parse_experiment, save_config, shipped_configs
 from jdfl_lightning.core.errors import InputError
-from jdfl_lightning.storage.checkpoint import load_record
 from jdfl_lightning.storage.folder import make_run_folder, read_run
 from jdfl_lightning.storage.metrics import append_metrics
 from jdfl_lightning.storage.names import METRICS
+from jdfl_lightning.storage.records import load_record
 from jdfl_lightning.storage.weights import load_model
 from jdfl_lightning.supervision import Random, supervision_name
 from jdfl_lightning.ui.display import PlainDisplay

@@ -39,7 +39,8 @@ from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import parse_experiment
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.storage.checkpoint import Checkpoints, ClientStates, load_record
+from jdfl_lightning.storage.checkpoint import Checkpoints, ClientStates
+from jdfl_lightning.storage.records import load_record
 from test_algorithms import A, B, Played, close, quadratic, toy
 from test_loop import both_ways
 from test_vector import agree

@@ -38,8 +38,9 @@ from jdfl_lightning.report.collect import read_runs
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.rounds import Rounds
 from jdfl_lightning.server.state import ServerState
-from jdfl_lightning.storage.checkpoint import ClientStates, load_record
+from jdfl_lightning.storage.checkpoint import ClientStates
 from jdfl_lightning.storage.folder import read_run
+from jdfl_lightning.storage.records import load_record
 from test_screening import play
 
 KEY = bytes(range(KEY_BYTES))

@@ -33,8 +33,9 @@ from jdfl_lightning.config import Checkpointing, as_dict
 from jdfl_lightning.core.errors import InputError, Note, StorageError
 from jdfl_lightning.core.files import write_whole
 from jdfl_lightning.storage.bundles import Bundles
-from jdfl_lightning.storage.checkpoint import ClientStates, load_record, read_header, save_record
+from jdfl_lightning.storage.checkpoint import ClientStates, read_header
 from jdfl_lightning.storage.folder import lock_run, read_run
+from jdfl_lightning.storage.records import load_record, save_record
 from jdfl_lightning.storage.trust import sign
 from jdfl_lightning.ui.display import Display
 from jdfl_lightning.ui.loggers import WandbRounds

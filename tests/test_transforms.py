@@ -38,7 +38,7 @@ from jdfl_lightning.data.transforms import Augmentation, Resize, to_input
 from jdfl_lightning.joint import predict_class
 from jdfl_lightning.models import build_backbone
 from jdfl_lightning.server.resume import fixed_settings
-from jdfl_lightning.storage.checkpoint import load_record, save_record
+from jdfl_lightning.storage.records import load_record, save_record
 from jdfl_lightning.storage.weights import load_model
 from jdfl_lightning.studies.inference import predictions
 from jdfl_lightning.studies.model import load_to_use

@@ -26,10 +26,11 @@ from jdfl_lightning.core.errors import InputError, StorageError
 from jdfl_lightning.core.files import parse_settings, read_json
 from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.server.resume import fixed_settings
-from jdfl_lightning.storage.checkpoint import ClientStates, load_record, read_header, save_record
+from jdfl_lightning.storage.checkpoint import ClientStates, read_header
 from jdfl_lightning.storage.details import read_findings, read_stop
 from jdfl_lightning.storage.discoveries import digest_discovery, read_discovery, save_discovery
 from jdfl_lightning.storage.metrics import digest_metrics, last_round
+from jdfl_lightning.storage.records import load_record, save_record
 from jdfl_lightning.storage.trust import PACKAGES, known_backbone, own_settings, saved_settings, settings_to_use, sign
 from jdfl_lightning.storage.weights import load_model
 

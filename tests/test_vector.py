@@ -38,7 +38,7 @@ from jdfl_lightning.client.stack import fit_stack
 from jdfl_lightning.client.together import stacked_update
 from jdfl_lightning.core.messages import FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, stack_rows
-from jdfl_lightning.storage.checkpoint import load_record
+from jdfl_lightning.storage.records import load_record
 from jdfl_lightning.ui.display import PlainDisplay
 
 ALGORITHMS = ["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedDC", "FedProc", "MOON", "RobustFedAvg"]

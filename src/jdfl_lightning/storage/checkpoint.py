@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, Any
 
-from jdfl_lightning.core.errors import StorageError
-from jdfl_lightning.core.files import in_threads, is_aside, remove_asides, sync
+import torch
+from annotated_types import Ge
+
+from jdfl_lightning.core.errors import StorageError, reading
+from jdfl_lightning.core.files import checked, in_threads, is_aside, remove_asides, sync
 from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.storage.bundles import Bundle, Bundles
-from jdfl_lightning.storage.records import CheckpointHeader as CheckpointHeader
-from jdfl_lightning.storage.records import as_table, parse_header
-from jdfl_lightning.storage.records import load_record as load_record
-from jdfl_lightning.storage.records import read_header as read_header
-from jdfl_lightning.storage.records import save_record as save_record
+from jdfl_lightning.storage.records import KEY, load_record, open_record, save_record
 
 CHECKPOINTS, CLIENTS = "checkpoints", "clients"
 """Subfolders of a run folder."""
@@ -177,6 +178,54 @@ class ClientStates:
         return [*((int(state[1]), int(state[2])) for state in found if state), *self._bundles.kept()]
 
 
+@dataclass(frozen=True)
+class CheckpointHeader:
+    """The contents of a checkpoint besides the server's tensors."""
+
+    round: Annotated[int, Ge(1)]
+    metrics: dict[str, int | float]
+    """Metrics of the round, without its scores."""
+    data: str
+    """Fingerprint of the images and their partition."""
+    logger: str | None
+    """Class of the logger and id of its run."""
+    settings: dict[str, Any]
+    """The settings that the rounds so far depend on, by dotted name."""
+    rows: str
+    """Digest of the rows of ``metrics.csv`` before this round's."""
+    discovery: str | None
+    """Digest of the discovery; None for the baseline."""
+    versions: dict[str, str]
+    """Versions of the packages on which the exact bits depend."""
+    clients: dict[int, int] = field(default_factory=dict)
+    """The round of each client's newest state."""
+    joined: dict[int, int] = field(default_factory=dict)
+    """The pseudo-domains of newcomers."""
+
+
+def _as_table(numbers: Mapping[int, int]) -> Tensors:
+    """Return numbers by client as tensors, 16 bytes each: there may be many clients."""
+    return {"client": torch.tensor(list(numbers)).long(), "value": torch.tensor(list(numbers.values())).long()}
+
+
+def _from_table(table: Tensors) -> dict[int, int]:
+    keys, values = table["client"], table["value"]
+    if any(column.dtype != torch.long or column.ndim != 1 for column in (keys, values)):
+        raise ValueError("its clients are no numbers")
+    return dict(zip(keys.tolist(), values.tolist(), strict=True))
+
+
+def read_header(file: Path) -> CheckpointHeader:
+    """Read a checkpoint's header without the server's tensors."""
+    with reading("a checkpoint", file), open_record(file) as stored:
+        header = checked(CheckpointHeader, json.loads((stored.metadata() or {})[KEY].partition(" ")[2]))
+        clients, joined = (
+            {name: stored.get_tensor(f"{group}/{name}") for name in ("client", "value")}
+            for group in ("clients", "joined")
+        )
+        return replace(header, clients=_from_table(clients), joined=_from_table(joined))
+
+
 class Checkpoints:
     """The checkpoints of a run: one file each, and the clients' states it refers to.
 
@@ -218,7 +267,7 @@ class Checkpoints:
         self.states.sync(newer)  # before the checkpoint that refers to them; the states of the last rounds come last
         self._durable = header.round
         stored = asdict(replace(header, clients={}, joined={}))
-        tables = {"clients": as_table(header.clients), "joined": as_table(header.joined)}
+        tables = {"clients": _as_table(header.clients), "joined": _as_table(header.joined)}
         save_record(self.file(header.round), record | tables, stored, private=True)
         self._named[header.round] = header.clients
         while len(self._named) > self.keep:
@@ -271,8 +320,8 @@ class Checkpoints:
 
         A state's content is checked when it is used, as states may be many and large.
         """
-        record, about = load_record(file)
-        header = parse_header(file, about, record.pop("clients", {}), record.pop("joined", {}))
+        record, header = load_record(file)[0], read_header(file)
+        del record["clients"], record["joined"]
         if states_here and (missing := self.states.missing(header.clients)):
             raise StorageError(
                 f"Expected the states of all clients but that of client {missing[0]}, which {file} names, is not in "
