@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -42,13 +42,6 @@ SUPPLIED = (
 """Arguments of a `JointModule` that are a run's to give."""
 _OF_A_FIT = ("targets", "regularizers")
 """Parts of the module that every fit replaces; all others are the network."""
-
-
-class LossTerm(Protocol):
-    """An algorithm's change to the task's loss."""
-
-    def __call__(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss to minimise."""
 
 
 def _with_domains(batch: Batch, needed: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,8 +115,8 @@ class JointModule(pl.LightningModule):
         self._domains = domains
         self._has_targets = targets is not None
         self._build(targets if targets is not None else PlainTargets(), in_features, num_classes, score)
-        self.loss_term: LossTerm | None = None
-        """Set by an algorithm during a fit."""
+        self.loss_term: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+        """Set by an algorithm during a fit: (task's loss, features, labels) to the loss to minimise."""
         self.generator: torch.Generator | None = None
         """Source of the random targets; torch's global one if not set."""
         self.live: tuple[Tensors, Tensors] | None = None
