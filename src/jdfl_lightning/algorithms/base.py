@@ -111,8 +111,8 @@ class LocalUpdate(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Call `begin` with the trainable parameters that are sent."""
         private = getattr(pl_module, "private", ())
-        known = getattr(pl_module, "places", None)  # to walk through a network takes long
-        trained = known.trained() if known else {n: p for n, p in pl_module.named_parameters() if p.requires_grad}
+        known = getattr(pl_module, "live", None)  # to walk through a network takes long
+        trained = known[0] if known else {n: p for n, p in pl_module.named_parameters() if p.requires_grad}
         self._params = {name: param for name, param in trained.items() if name not in private}
         self._private = {name: param for name, param in trained.items() if name in private}
         self._names = {id(param): name for name, param in self._params.items()}

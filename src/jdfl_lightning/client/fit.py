@@ -13,7 +13,6 @@ from jdfl_lightning.algorithms.base import SECOND, LocalUpdate
 from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe, TurnedBatches
-from jdfl_lightning.client.together import ClientReport
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
 from jdfl_lightning.client.workspace import Workspace as Workspace
 from jdfl_lightning.client.workspace import build_module as build_module
@@ -85,8 +84,8 @@ class LocalFit:
     """All trainable parameters at the start: the server's and the client's own."""
     buffers: Tensors
     """The network's other tensors at the start."""
-    report: ClientReport | None = None
-    """The algorithm's, if it was made with those of other clients."""
+    report: tuple[Record, Record] | None = None
+    """The algorithm's upload and new state, if they were made with those of other clients."""
 
     @property
     def discovering(self) -> bool:
@@ -166,16 +165,16 @@ def end_fit(
         buffers: the network's other tensors after it.
         logged: numbers that the module logged.
     """
-    task, update, report = fit.task, fit.update, fit.report
+    task, update = fit.task, fit.update
     if update.num_steps == 0:
         raise PublicError(
             f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
             "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
         )
     sent = workspace.sent(weights)
-    upload, state = update.report(sent) if report is None else (report.upload, report.state)
+    upload, state = fit.report or update.report(sent)
     norms = {
-        f"norm/client/{group}": norm(tensors) if report is None else report.lengths[group]
+        f"norm/client/{group}": norm(tensors)
         for group, tensors in state.items()
         if group not in SECOND and (not workspace.private or tensors.keys() <= sent.keys())
     }

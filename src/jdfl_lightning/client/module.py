@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -42,13 +42,6 @@ SUPPLIED = (
 """Arguments of a `JointModule` that are a run's to give."""
 _OF_A_FIT = ("targets", "regularizers")
 """Parts of the module that every fit replaces; all others are the network."""
-
-
-class LossTerm(Protocol):
-    """An algorithm's change to the task's loss."""
-
-    def __call__(self, task_loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss to minimise."""
 
 
 def _with_domains(batch: Batch, needed: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,12 +115,12 @@ class JointModule(pl.LightningModule):
         self._domains = domains
         self._has_targets = targets is not None
         self._build(targets if targets is not None else PlainTargets(), in_features, num_classes, score)
-        self.loss_term: LossTerm | None = None
-        """Set by an algorithm during a fit."""
+        self.loss_term: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+        """Set by an algorithm during a fit: (task's loss, features, labels) to the loss to minimise."""
         self.generator: torch.Generator | None = None
         """Source of the random targets; torch's global one if not set."""
-        self.places: TensorPlaces | None = None
-        """Set by a run, whose layers stay: where the tensors of `trainable` and `statistics` are."""
+        self.live: tuple[Tensors, Tensors] | None = None
+        """Set by a run whose tensors stay, as to look for them takes long: what `trainable` and `statistics` return."""
 
     def _build(self, targets: TargetRule, in_features: int, num_classes: int, score: Score) -> None:
         """Build the parts that depend on the number of pseudo-domains."""
@@ -237,7 +230,7 @@ class JointModule(pl.LightningModule):
         part = self.optimizer or Part(
             torch.optim.SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )
-        known = self.places is not None and self.places.all_trained and not len(self.regularizers)
+        known = self.live is not None and not len(self.regularizers)
         groups: list[dict[str, Any]] = [{"params": list(self.trainable().values() if known else self.parameters())}]
         if self.head_lr != 1:
             head = {id(param) for param in self.head.parameters()}
@@ -251,45 +244,14 @@ class JointModule(pl.LightningModule):
 
     def trainable(self) -> Tensors:
         """Return the live parameters that are trained, by name: of backbone, head and a subclass's own layers."""
-        if self.places is not None:
-            return self.places.trained()
+        if self.live is not None:
+            return self.live[0]
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def statistics(self) -> Tensors:
         """Return the network's other tensors, by name: buffers (BatchNorm's statistics) and frozen parameters."""
-        if self.places is not None:
-            return self.places.others()
+        if self.live is not None:
+            return self.live[1]
         frozen = {name: param for name, param in self.named_parameters() if not param.requires_grad}
         tensors = {**dict(self.named_buffers()), **frozen}
         return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in _OF_A_FIT}
-
-
-class TensorPlaces:
-    """Where the tensors of a module are, found once: to walk through a network takes longer than a step of a small one.
-
-    A tensor that takes the place of another is found, but not a layer that does.
-
-    Args:
-        module: the module.
-    """
-
-    def __init__(self, module: JointModule) -> None:
-        self._trained, self._others = (
-            [(name, *_place(module, name)) for name in tensors] for tensors in (module.trainable(), module.statistics())
-        )
-        self.all_trained = len(self._trained) == len(list(module.parameters()))
-
-    def trained(self) -> Tensors:
-        """Return the parameters that are trained."""
-        return {name: layer[key] for name, layer, key in self._trained}
-
-    def others(self) -> Tensors:
-        """Return buffers and frozen parameters."""
-        return {name: layer[key] for name, layer, key in self._others}
-
-
-def _place(module: nn.Module, name: str) -> tuple[Any, str]:
-    """Return the dictionary that holds a named parameter or buffer, and its key in it."""
-    path, _, key = name.rpartition(".")
-    layer = module.get_submodule(path)
-    return layer._parameters if key in layer._parameters else layer._buffers, key

@@ -7,7 +7,6 @@ product of stacked matrices replaces many products, so that weights agree to rou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, repeat
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +92,8 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
         clients.append(StackedClient(fit, params, module, num_steps[order[place]]))
         if together is None:
             clients[-1].hook("on_train_start")
+        else:
+            fit.update.lr_sums = dict.fromkeys(sent, 0.0)
     if together is not None:
         together.begin(sent)
     plan = BatchPlan(members)
@@ -119,7 +120,7 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
                 change = changes[name] if correction is None else correction.apply(name, changes[name], own)
                 steps.take(name, own, change)
         for client in active:
-            client.fit.update.count_step(told if together is None else {})
+            client.fit.update.count_step(told)
     targets.finish()
     trained = [own[""] for own in rows_of({"": values}, len(members))]
     if together is None:  # a client's own report may keep its weights, which are not to share memory with others
@@ -136,9 +137,7 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
             for term in terms:
                 term.finish(module.backbone, module.head, client.fit.loader)
     if together is not None:
-        after = {name: list(accumulate(repeat(rate, clients[0].num_steps), initial=0.0)) for name, rate in told.items()}
-        sums = {name: [sums[client.num_steps] for client in clients] for name, sums in after.items()}
-        for fit, report in zip(members, report_together(together, sent, sums, len(members)), strict=True):
+        for fit, report in zip(members, report_together(together, sent, updates), strict=True):
             fit.report = report
     return [weights for _, weights in sorted(zip(order, trained, strict=True), key=lambda pair: pair[0])]
 

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from jdfl_lightning.algorithms import LocalUpdate
-from jdfl_lightning.algorithms.base import SECOND
 from jdfl_lightning.core.tensors import Record, Tensors, stack_rows
-
-
-@dataclass(frozen=True)
-class ClientReport:
-    """What a client's side of an algorithm returns after a fit."""
-
-    upload: Record
-    state: Record
-    lengths: dict[str, float]
-    """The norm of each group of the state."""
 
 
 def stacked_update(updates: Sequence[LocalUpdate]) -> LocalUpdate | None:
@@ -55,28 +42,19 @@ def _names(record: Record) -> list[tuple[str, str]]:
     return [(group, name) for group, named in record.items() for name in named]
 
 
-def report_together(
-    update: LocalUpdate, weights: Tensors, lr_sums: dict[str, list[float]], size: int
-) -> list[ClientReport]:
+def report_together(update: LocalUpdate, weights: Tensors, own: Sequence[LocalUpdate]) -> list[tuple[Record, Record]]:
     """Return the reports of all clients.
 
     Args:
         update: that of `stacked_update`, after `begin`.
         weights: the trained parameters that are sent, stacked.
-        lr_sums: for each of them the sum of the learning rates of each client's steps.
-        size: the number of clients.
+        own: the clients' own, which have counted the steps.
     """
-    update.lr_sums = {
-        name: torch.tensor(lr_sums[name]).to(value.dtype).view(-1, *[1] * (value.ndim - 1))
-        for name, value in weights.items()
-    }
+    for name, value in weights.items():
+        sums = torch.tensor([client.lr_sums[name] for client in own], dtype=value.dtype)
+        update.lr_sums[name] = sums.view(-1, *[1] * (value.ndim - 1))
     upload, state = update.report(weights)
-    lengths = {group: row_norms(tensors, size) for group, tensors in state.items() if group not in SECOND}
-    each = zip(rows_of(upload, size), rows_of(state, size), strict=True)
-    return [
-        ClientReport(sent, kept, {group: found[place] for group, found in lengths.items()})
-        for place, (sent, kept) in enumerate(each)
-    ]
+    return list(zip(rows_of(upload, len(own)), rows_of(state, len(own)), strict=True))
 
 
 def rows_of(record: Record, size: int) -> list[Record]:
@@ -87,12 +65,3 @@ def rows_of(record: Record, size: int) -> list[Record]:
             for own, row in zip(found, stacked.unbind(), strict=True):
                 own[group][name] = row
     return found
-
-
-def row_norms(tensors: Tensors, size: int) -> list[float]:
-    """Return `norm` of the tensors of each client."""
-    floats = [tensor.reshape(size, tensor[0].numel()) for tensor in tensors.values() if tensor.is_floating_point()]
-    each: list[list[float]] = [
-        torch.linalg.vector_norm(tensor, dim=1, dtype=torch.float64).tolist() for tensor in floats
-    ]
-    return [math.hypot(*own) for own in zip(*each, strict=True)] if each else [0.0] * size

@@ -117,8 +117,7 @@ class TrainerOptions:
 
     @property
     def _on_cpu(self) -> bool:
-        with quiet():
-            return isinstance(unused_trainer(self).accelerator, CPUAccelerator)
+        return isinstance(unused_trainer(self).accelerator, CPUAccelerator)
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -200,13 +199,11 @@ def _computes() -> bool:
 def check_trainer(options: TrainerOptions) -> None:
     """Raise an `InputError` if Lightning does not accept the options on this machine."""
     try:
-        with quiet():
-            trainer = unused_trainer(options)  # nothing is trained with it
+        trainer = unused_trainer(options)  # nothing is trained with it
     except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         raise InputError(f"Expected --trainer to have options that work on this machine but: {error}") from error
     torch.use_deterministic_algorithms(options.deterministic)  # else that of an earlier run stays
-    on_cpu, half = isinstance(trainer.accelerator, CPUAccelerator), "16" in options.precision
-    if half and on_cpu and not survives_half_precision():
+    if "16" in options.precision and options._on_cpu and not survives_half_precision():
         raise InputError(
             f"Expected --trainer.precision to work on this CPU but {options.precision} ends the process: set the "
             f"variable {_ISA} to AVX512_CORE_FP16 before Python starts, or choose 32-true."
@@ -234,6 +231,7 @@ def silent_trainer(
 
 
 @cache
+@quiet()
 def unused_trainer(options: TrainerOptions) -> pl.Trainer:
     """Return a Trainer to copy; building one takes ten times as long, as it searches all packages for callbacks."""
     return pl.Trainer(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from jdfl_lightning.client.module import JointModule, TensorPlaces
+from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.core.errors import InputError, without_stop
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.seeding import isolated_randomness
@@ -228,14 +228,14 @@ class Workspace:
         module = self._module
         num_domains = weights["head.weight"].shape[0] // module.head.num_classes
         if num_domains != module.head.num_domains:
-            module.head, module.places = self._new_head(num_domains), None
-        if module.places is None and type(module) is JointModule:  # a subclass may exchange layers as it likes
-            module.places = TensorPlaces(module)
+            module.head, module.live = self._new_head(num_domains), None
         rule = targets if targets is not None else self._plain
         if module.targets is not rule:  # to set an attribute of a module takes long
             module.targets = rule
         if len(module.regularizers):
             module.regularizers = nn.ModuleList()
+        if module.live is None and type(module) is JointModule and self.experiment.trainer.are_plain:
+            module.live = module.trainable(), module.statistics()  # no subclass or Trainer exchanges them
         dtype = weights["head.weight"].dtype
         with torch.no_grad():
             for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
