@@ -37,8 +37,8 @@ DISCOVERIES = "discovery"
 
 Parse = Callable[[Sequence[str]], Experiment]
 """Turns command-line arguments into settings."""
-Make = Callable[[str, str, int | None], Experiment]
-"""Makes the settings of a run from algorithm (empty for that of the settings), supervision and number M."""
+Make = Callable[[str, str], Experiment]
+"""Makes the settings of a run from algorithm (empty for that of the settings) and supervision."""
 _WORD = "a word of lower-case letters and digits"
 """Names of algorithms, which are part of folder names."""
 
@@ -135,10 +135,9 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
     common = parse([*first, *args])  # a class before its options
 
     @cache
-    def make(algorithm: str, supervision: str, number: int | None) -> Experiment:
+    def make(algorithm: str, supervision: str) -> Experiment:
         chosen = [f"--algorithm={algorithm}"] if algorithm else []
-        last = [f"--supervision={supervision}", *([] if number is None else [f"--num_domains={number}"])]
-        return parse([*chosen, *args, *last])
+        return parse([*chosen, *args, f"--supervision={supervision}"])
 
     return arrange(common, matrix, make, "".join(Path(config).stem for config in given_values(args, "config")[-1:]))
 
@@ -164,7 +163,8 @@ def arrange(common: Experiment, matrix: Combinations, make: Make, name: str = ""
     for seed, unseen, algorithm, supervision in product(matrix.seeds, datas, names, matrix.supervisions):
         numbers = [None] if matrix.num_domains is None or supervision == Plain.short else matrix.num_domains
         for number in numbers:
-            run = make(algorithm, supervision, number)
+            run = make(algorithm, supervision)
+            run = run if number is None else replace(run, num_domains=number)
             words = [names[algorithm], targets[supervision]]
             words += [*([] if number is None else [f"m{number}"]), *([] if unseen is None else [_word(unseen)])]
             target = "-".join([*words, f"seed{seed}"])
@@ -325,13 +325,9 @@ def suite(
         list(chosen) or None, kinds, seeds, num_domains, [unseen] if isinstance(unseen, str) else unseen
     )
 
-    def make(algorithm: str, supervision: str, number: int | None) -> Experiment:
-        return replace(
-            experiment,
-            algorithm=chosen.get(algorithm, experiment.algorithm),
-            supervision=objects.get(supervision, supervision),  # type: ignore[arg-type]  # or a short name
-            num_domains=experiment.num_domains if number is None else number,
-        )
+    def make(algorithm: str, supervision: str) -> Experiment:
+        target = objects.get(supervision, supervision)
+        return replace(experiment, algorithm=chosen.get(algorithm, experiment.algorithm), supervision=target)  # type: ignore[arg-type]  # or a short name
 
     folder, runs = arrange(experiment, matrix, make)
     with progress_display(progress) as display:
