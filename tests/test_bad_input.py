@@ -60,7 +60,7 @@ from jdfl_lightning.report.tables import as_csv
 from jdfl_lightning.server import journal as journals
 from jdfl_lightning.server.resume import require_equal
 from jdfl_lightning.storage.metrics import append_metrics
-from jdfl_lightning.studies.inference import Prediction, write_predictions
+from jdfl_lightning.studies.inference import write_predictions
 from jdfl_lightning.supervision import Graded
 
 if TYPE_CHECKING:
@@ -510,7 +510,7 @@ FORMULAS = ["=1+1", " =1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_text_is_a_formula(text: str) -> None:
     out = io.StringIO()
-    write_predictions(iter([Prediction(Path(text), text, 0.5, 1)]), out)
+    write_predictions([{"image": Path(text), "class": text, "probability": 0.5, "pseudo_domain": 1}], out)
     _, row = csv.reader(io.StringIO(out.getvalue(), newline=""))
     safe = f"'{text}".replace("\r", " ")  # a carriage return would end the line
     assert row[:2] == [safe, safe]

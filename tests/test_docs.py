@@ -318,8 +318,7 @@ def stopped_before_training() -> Iterator[None]:
     def stop(*_: Any, **__: Any) -> NoReturn:
         raise Accepted
 
-    importlib.import_module("jdfl_lightning.studies.matrix")  # before anything that it imports is replaced
-    suite = importlib.import_module("jdfl_lightning.studies.suite")
+    suite = importlib.import_module("jdfl_lightning.studies.suite")  # before anything that it imports is replaced
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (("server.run", "fit"), ("server.run", "discover"), ("studies.diagnose", "diagnose")):
             patch.setattr(importlib.import_module(f"jdfl_lightning.{module}"), name, stop)

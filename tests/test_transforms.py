@@ -384,16 +384,16 @@ def test_a_model_is_used_on_images_as_it_was_trained_on(tmp_path: Path) -> None:
     logits = _logits(model.weights | model.buffers, images)
     expected = [model.header.class_names[label] for label in predict_class(logits, 10).tolist()]
     found = list(predictions(load_to_use(run.folder, "last"), files))
-    assert [item.label for item in found] == expected
+    assert [row["class"] for row in found] == expected
     probabilities = logits.softmax(dim=1).max(dim=1).values
-    torch.testing.assert_close(torch.tensor([item.probability for item in found]), probabilities, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.tensor([row["probability"] for row in found]), probabilities, atol=1e-5, rtol=0)
     record, about = load_record(run.folder / "last.safetensors")
     del about["normalize"], about["resize"]  # as before there was a choice
     save_record(run.folder / "last.safetensors", record, about)
     older = load_model(run.folder, "last")
     assert (older.header.normalize, older.header.resize) == ("unit", "squash")
     again = predictions(load_to_use(run.folder, "last"), files)
-    assert [item.probability for item in again] != [item.probability for item in found]
+    assert [row["probability"] for row in again] != [row["probability"] for row in found]
 
 
 def _logits(tensors: dict[str, Tensor], images: Tensor) -> Tensor:

@@ -142,8 +142,7 @@ def suite(
         unseen: Domains to leave out, a run for each, such as photo,sketch; each for all; null for the settings' own.
     """
     with starting(settings):
-        from jdfl_lightning.studies.matrix import Suite
-        from jdfl_lightning.studies.suite import Combinations, plan, run_suite
+        from jdfl_lightning.studies.suite import Combinations, Suite, plan, run_suite
         from jdfl_lightning.ui.loggers import WandbRounds
 
         matrix = Combinations(algorithms, supervisions, seeds, num_domains, unseen)

@@ -11,14 +11,13 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.features import open_workspace
 from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.clustering.sketch import sketch
 from jdfl_lightning.clustering.updates import Updates, unit
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, Interrupted, last_line, require
-from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitTask
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.system import after_current_client
 from jdfl_lightning.core.tensors import Record, flatten
 from jdfl_lightning.models import LAYER_SUBSETS, select_parameters
@@ -151,8 +150,8 @@ def find(
     with case.backend.open(workspace.experiment, ClientStates(folder / "clients")) as runner:
         sent: list[Record] = []
         display.step(name, 0, len(tasks))
-        for result in _answers(runner, tasks):
-            sent.append(result)
+        for result in runner.fit(tasks):
+            sent.append(_update(result))
             display.step(name, len(sent), len(tasks))
             check()
     truth = data.partition.client_domains
@@ -162,16 +161,14 @@ def find(
             yield _judge(case, vectors, truth, epochs, layers)
 
 
-def _answers(runner: Runner, tasks: Sequence[FitTask]) -> Iterator[Record]:
-    for result in runner.fit(tasks):
-        if isinstance(result, FitFailure):
-            reason = last_line(result.reason)
-            raise InputError(
-                f"Expected every client to answer but client {result.client} failed: {reason}"
-            ) from RuntimeError(result.reason)
-        if not all(torch.isfinite(tensor).all() for group in result.upload.values() for tensor in group.values()):
-            raise InputError(f"Expected finite updates but client {result.client}'s is not: lower --lr.")
-        yield result.upload
+def _update(result: FitResult | FitFailure) -> Record:
+    if isinstance(result, FitFailure):
+        raise InputError(
+            f"Expected every client to answer but client {result.client} failed: {last_line(result.reason)}"
+        ) from RuntimeError(result.reason)
+    if not all(torch.isfinite(tensor).all() for group in result.upload.values() for tensor in group.values()):
+        raise InputError(f"Expected finite updates but client {result.client}'s is not: lower --lr.")
+    return result.upload
 
 
 def _judge(case: Experiment, vectors: Tensor, truth: Sequence[int], epochs: int, layers: str) -> Finding:

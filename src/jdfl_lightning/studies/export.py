@@ -90,12 +90,11 @@ def export(
     if format == "hub":
         write_hub(place, replace(saved, header=header), found, kept)
         return place
-    writers: dict[str, Callable[[TrainedModel, ModelHeader], bytes]] = {
-        "onnx": _onnx,
-        "torch": _torch,
-        "lightning": _lightning,
-    }
-    write_whole(place, writers[format](model, header))
+    writers = {"onnx": _onnx, "torch": _torch, "lightning": _lightning}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what exporters say of themselves
+        content = writers[format](model, header)
+    write_whole(place, content)
     return place
 
 
@@ -111,25 +110,19 @@ def _trial(model: TrainedModel, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (_TRIAL, model.size, model.size, 3), dtype=torch.uint8, generator=generator)
 
 
-def _dynamic() -> Any:
-    return ({0: torch.export.Dim("batch", min=1)},)
-
-
 def _torch(model: TrainedModel, header: ModelHeader) -> bytes:
     out = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the exporter says of itself
-        program = _exported(
-            model, lambda network, images: torch.export.export(network, images, dynamic_shapes=_dynamic())
-        )
-        torch.export.save(program, out, extra_files={f"{name}.json": text for name, text in _about(header).items()})
+    program = _exported(model, torch.export.export)
+    torch.export.save(program, out, extra_files={f"{name}.json": text for name, text in _about(header).items()})
     return out.getvalue()
 
 
-def _exported(model: TrainedModel, make: Callable[[nn.Module, tuple[Tensor]], Any]) -> Any:
+def _exported(model: TrainedModel, make: Callable[..., Any], **options: Any) -> Any:
+    """Return what an exporter of torch makes of a network, for batches of any number of images."""
+    dynamic = ({0: torch.export.Dim("batch", min=1)},)
     try:
         with torch.no_grad():
-            return make(Classifier(model).cpu(), (_trial(model),))
+            return make(Classifier(model).cpu(), (_trial(model),), dynamic_shapes=dynamic, **options)
     except InputError:
         raise
     except Exception as error:  # networks fail in many ways
@@ -148,21 +141,8 @@ def _onnx(model: TrainedModel, header: ModelHeader) -> bytes:
         raise InputError(
             "Expected onnx to be installed for --format onnx: pip install 'jdfl-lightning[onnx]'."
         ) from error
-
-    def make(network: nn.Module, images: tuple[Tensor]) -> Any:
-        return torch.onnx.export(
-            network,
-            images,
-            dynamo=True,
-            dynamic_shapes=_dynamic(),
-            input_names=["images"],
-            output_names=list(OUTPUTS),
-            verbose=False,
-        )
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the exporter says of itself
-        proto = _exported(model, make).model_proto
+    names = {"input_names": ["images"], "output_names": list(OUTPUTS)}
+    proto = _exported(model, torch.onnx.export, dynamo=True, verbose=False, **names).model_proto
     onnx.helper.set_model_props(proto, _about(header))
     content: bytes = proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -105,19 +104,6 @@ def tested(
     return workspace, rows
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A model's prediction for an image."""
-
-    image: Path | int
-    """The file; or, for an image in memory, its number."""
-    label: str
-    probability: float
-    """Probability of the class: the joint probabilities summed over the pseudo-domains."""
-    domain: int
-    """The pseudo-domain whose output is the largest."""
-
-
 def predict(
     run: SavedRun | TrainedModel | str | Path,
     images: ManyImages,
@@ -135,14 +121,14 @@ def predict(
         trust: import whatever classes the run folder names, even if you did not make it here.
 
     Returns:
-        A row for each image: ``image`` (its file, or its number), ``class``, ``probability`` of the class and
-        ``pseudo_domain``, the one whose output is the largest.
+        A row for each image: ``image`` (its file, or its number), ``class``, ``probability`` of the class (the joint
+        probabilities summed over the pseudo-domains) and ``pseudo_domain``, the one whose output is the largest.
     """
     model = run if isinstance(run, TrainedModel) else load_folder(folder_of(run), which, trust)
     found: list[AnyImage] = []
     for image in separate(images):
         found += list_images([Path(image)]) if isinstance(image, (str, Path)) else [image]
-    return frame([dict(zip(_CELLS, astuple(item), strict=True)) for item in predictions(model, found, score=score)])
+    return frame(list(predictions(model, found, score=score)))
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
@@ -163,8 +149,8 @@ def predictions(
     images: Sequence[AnyImage],
     unreadable: list[str] | None = None,
     score: Score | None = None,
-) -> Iterator[Prediction]:
-    """Yield a prediction for each image.
+) -> Iterator[dict[str, Any]]:
+    """Yield a prediction for each image: a row of what `predict` returns.
 
     Args:
         model: the network of a run.
@@ -191,15 +177,14 @@ def predictions(
             classes = predict_class(logits, head.num_classes, score or head.score)
             probabilities = head.class_probabilities(logits).gather(1, classes.unsqueeze(1)).squeeze(1)
             domains, _ = split_index(logits.argmax(dim=1), head.num_classes)
-        for name, label, probability, domain in zip(
-            names, classes.tolist(), probabilities.tolist(), domains.tolist(), strict=True
-        ):
-            yield Prediction(name, model.class_names[label], probability, domain)
+        labels = [model.class_names[number] for number in classes.tolist()]
+        for cells in zip(names, labels, probabilities.tolist(), domains.tolist(), strict=True):
+            yield dict(zip(_CELLS, cells, strict=True))
 
 
-def write_predictions(predictions: Iterator[Prediction], out: TextIO) -> None:
+def write_predictions(predictions: Iterable[dict[str, Any]], out: TextIO) -> None:
     """Write predictions as CSV: image, class, probability, pseudo_domain."""
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_CELLS)
-    for item in predictions:
-        writer.writerow([csv_cell(item.image), csv_cell(item.label), f"{item.probability:.4f}", item.domain])
+    for image, label, probability, domain in map(dict.values, predictions):
+        writer.writerow([csv_cell(image), csv_cell(label), f"{probability:.4f}", domain])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -154,55 +155,44 @@ def build_saved(saved: SavedModel, preprocess: bool) -> TrainedModel:
     """Build the network of a saved model; its description must be safe to use."""
     about, num_classes = saved.header, len(saved.header.class_names)
     backbone = build_backbone(about.backbone, about.size, about.backbone_args, pretrained=False)  # its own are saved
-    if about.model is None:
-        load_saved(backbone, saved)
-    try:
-        weights = _part(saved, "head.")
-        outputs, features = weights["weight"].shape
+    tensors = saved.weights | saved.buffers
+    with _of(about):
+        part = None
+        if about.model is not None:  # the user's subclass
+            part = Part(str(about.model["class_path"]), **about.model.get("init_args", {}))
+            part.check("--model", JointModule, SUPPLIED)
+        outputs, features = tensors["head.weight"].shape
         if outputs % num_classes or not outputs:
             raise ValueError(f"its head has no multiple of {num_classes} outputs")
-        head = JointHead(features, num_classes, outputs // num_classes, score=about.score)
-        head.load_state_dict(weights)
-        module = None if about.model is None else _own_network(saved, backbone, head)
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise InputError(
-            f"Expected the weights of a {about.backbone} but they are of something else: {without_stop(error)}."
-        ) from error
+        width, score = num_features(backbone, about.size), about.score
+        module = build_module(part, backbone, in_features=width, num_classes=num_classes, score=score, domains=None)
+        module.head = JointHead(features, num_classes, outputs // num_classes, score=score)
+        live = module.trainable() | module.statistics()
+        if problem := misfit(tensors, live):
+            raise ValueError(problem)
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(tensors[name])
+    own = None if part is None else module  # else backbone and head are all of it
     look = about.normalize, about.resize
-    return TrainedModel(
-        backbone if module is None else module.backbone, head, about.class_names, about.size, preprocess, *look, module
-    )
-
-
-def _own_network(saved: SavedModel, backbone: nn.Module, head: JointHead) -> JointModule:
-    """Build the user's subclass of JointModule, with the saved weights."""
-    about = saved.header
-    part = Part(str((about.model or {})["class_path"]), **(about.model or {}).get("init_args", {}))
-    part.check("--model", JointModule, SUPPLIED)
-    features = num_features(backbone, about.size)
-    module = build_module(
-        part, backbone, in_features=features, num_classes=head.num_classes, score=about.score, domains=None
-    )
-    module.head = head
-    tensors, live = saved.weights | saved.buffers, module.trainable() | module.statistics()
-    if problem := misfit(tensors, live):
-        raise ValueError(problem)
-    with torch.no_grad():
-        for name, tensor in live.items():
-            tensor.copy_(tensors[name])
-    return module
+    return TrainedModel(module.backbone, module.head, about.class_names, about.size, preprocess, *look, own)
 
 
 def load_saved(backbone: nn.Module, saved: SavedModel) -> None:
     """Load the weights of a saved model's backbone; raise an `InputError` if they are of another network."""
+    tensors, prefix = saved.weights | saved.buffers, "backbone."
+    with _of(saved.header):
+        backbone.load_state_dict(
+            {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        )
+
+
+@contextmanager
+def _of(header: ModelHeader) -> Iterator[None]:
+    """Say in an `InputError` that weights are not of the network that they are described as."""
     try:
-        backbone.load_state_dict(_part(saved, "backbone."))
-    except RuntimeError as error:
+        yield
+    except (RuntimeError, KeyError, ValueError) as error:
         raise InputError(
-            f"Expected the weights of a {saved.header.backbone} but they are of something else: {without_stop(error)}."
+            f"Expected the weights of a {header.backbone} but they are of something else: {without_stop(error)}."
         ) from error
-
-
-def _part(saved: SavedModel, prefix: str) -> dict[str, Tensor]:
-    tensors = saved.weights | saved.buffers
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

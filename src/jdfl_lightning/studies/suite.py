@@ -1,17 +1,20 @@
-"""Many runs: algorithms x supervisions x numbers of pseudo-domains x unseen domains x seeds, each once."""
+"""`suite`: algorithms x supervisions x numbers of pseudo-domains x unseen domains x seeds, each run once."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from jdfl_lightning import algorithms as algorithms_room
+from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.config import Experiment, as_dict, given_values, joined, split_options
-from jdfl_lightning.core.errors import InputError, StorageError, require, require_choice
+from jdfl_lightning.core.errors import InputError, StorageError, require, require_choice, require_type
 from jdfl_lightning.core.files import is_aside
 from jdfl_lightning.data import DomainDataModule
 from jdfl_lightning.server.resume import check_same, check_updates
@@ -21,17 +24,23 @@ from jdfl_lightning.storage.folder import lock_run
 from jdfl_lightning.storage.metrics import last_round
 from jdfl_lightning.storage.names import CLIENT_ROWS, CURVES, DISCOVERY, DISCOVERY_FIGURE, METRICS, RUNS, VECTORS
 from jdfl_lightning.storage.trust import CONFIG, saved_settings
-from jdfl_lightning.supervision import Plain, short_names
-from jdfl_lightning.ui.display import Display
+from jdfl_lightning.studies.run import Run
+from jdfl_lightning.supervision import SUPERVISIONS, Plain, Supervision, short_names
+from jdfl_lightning.ui.display import Display, progress_display
 from jdfl_lightning.ui.loggers import in_group
+
+if TYPE_CHECKING:
+    from jdfl_lightning.report.write import Report
 
 DISCOVERIES = "discovery"
 """Subfolder of the suite with the discoveries, each shared by the runs of a seed."""
 
 Parse = Callable[[Sequence[str]], Experiment]
 """Turns command-line arguments into settings."""
-Make = Callable[[str, str, int, int | None], Experiment]
-"""Makes the settings of a run from algorithm (empty for that of the settings), supervision, seed and number M."""
+Make = Callable[[str, str], Experiment]
+"""Makes the settings of a run from algorithm (empty for that of the settings) and supervision."""
+_WORD = "a word of lower-case letters and digits"
+"""Names of algorithms, which are part of folder names."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,32 @@ class Outcome:
     """Why it has no result; empty if it has."""
 
 
+@dataclass(frozen=True)
+class Suite:
+    """A suite of runs in one folder."""
+
+    folder: Path
+    """The folder of all of them."""
+    outcomes: list[Outcome]
+    """How each of them ended."""
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The finished runs by name, such as ``fedavg-base-seed0``."""
+        return {outcome.name: Run.read(outcome.folder) for outcome in self.outcomes if not outcome.failure}
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why runs failed, by name."""
+        return {outcome.name: outcome.failure for outcome in self.outcomes if outcome.failure}
+
+    def report(self) -> Report:
+        """Compare the finished runs and write the report into the suite's folder."""
+        from jdfl_lightning.report.write import write_report
+
+        return write_report(self.folder, self.folder / "report")
+
+
 def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path, list[Experiment]]:
     """Return the suite's folder and the settings of every run, in the order in which they are run.
 
@@ -100,13 +135,9 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
     common = parse([*first, *args])  # a class before its options
 
     @cache
-    def parsed(algorithm: str, supervision: str, number: int | None) -> Experiment:
+    def make(algorithm: str, supervision: str) -> Experiment:
         chosen = [f"--algorithm={algorithm}"] if algorithm else []
-        last = [f"--supervision={supervision}", *([] if number is None else [f"--num_domains={number}"])]
-        return parse([*chosen, *args, *last])
-
-    def make(algorithm: str, supervision: str, seed: int, number: int | None) -> Experiment:
-        return replace(parsed(algorithm, supervision, number), seed_everything=seed)
+        return parse([*chosen, *args, f"--supervision={supervision}"])
 
     return arrange(common, matrix, make, "".join(Path(config).stem for config in given_values(args, "config")[-1:]))
 
@@ -132,17 +163,14 @@ def arrange(common: Experiment, matrix: Combinations, make: Make, name: str = ""
     for seed, unseen, algorithm, supervision in product(matrix.seeds, datas, names, matrix.supervisions):
         numbers = [None] if matrix.num_domains is None or supervision == Plain.short else matrix.num_domains
         for number in numbers:
-            run = make(algorithm, supervision, seed, number)
+            run = make(algorithm, supervision)
+            run = run if number is None else replace(run, num_domains=number)
             words = [names[algorithm], targets[supervision]]
             words += [*([] if number is None else [f"m{number}"]), *([] if unseen is None else [_word(unseen)])]
             target = "-".join([*words, f"seed{seed}"])
             logger = in_group(run.logger, folder.name, f"{type(run.data).__name__.lower()}-{target}")
-            run = replace(run, run_dir=str(folder / target), logger=logger)
-            if as_dict(run.data) == as_dict(common.data):
-                run = replace(run, data=datas[unseen])  # images are loaded once
-            elif unseen is not None:
-                run = replace(run, data=run.data.with_unseen(unseen))
-            runs.append(run)
+            place, data = str(folder / target), datas[unseen]  # runs share it, so that images are loaded once
+            runs.append(replace(run, seed_everything=seed, data=data, run_dir=place, logger=logger))
     for run in runs:
         _check_what_is_there(folder, run)
     return folder, runs
@@ -262,3 +290,73 @@ def _discovery(folder: Path, run: Experiment, display: Display) -> str | None:
             shutil.rmtree(shared)
         discover(replace(run, run_dir=str(shared)), display)
     return str(shared)
+
+
+def suite(
+    experiment: Experiment,
+    algorithms: Sequence[Algorithm | str] | Mapping[str, Algorithm] | None = None,
+    supervisions: Sequence[str | Supervision] = ("base", "graded", "random"),
+    seeds: Sequence[int] = (0, 1, 2),
+    num_domains: Sequence[int] | None = None,
+    unseen: Sequence[str] | str | None = None,
+    progress: bool | Display = True,
+) -> Suite:
+    """Run a matrix of algorithms, supervisions and seeds, or what is left of it; a failed run does not stop the others.
+
+    Args:
+        experiment: the settings of every run; ``run_dir`` is the folder of the suite, whose finished runs are kept.
+        algorithms: federated optimizers, as objects or by name; by a name of your own if two are of one class
+            (``{"weak": FedProx(mu=0.1), "strong": FedProx(mu=1.0)}``). The experiment's if not given.
+        supervisions: by short name (base, hard, graded, random, uniform, em, online), or as objects, at most one of a
+            class.
+        seeds: the seeds.
+        num_domains: numbers of pseudo-domains to try; the experiment's if not given.
+        unseen: domains to leave out, one in each run; ``"each"`` for all that there are. Those of the experiment's
+            data if not given.
+        progress: whether progress is shown, as in `fit`.
+
+    Returns:
+        The runs; ``suite(...).report().results`` compares them.
+    """
+    chosen = _named(algorithms)
+    objects = {_path(given): given for given in supervisions if isinstance(given, Supervision)}
+    kinds = [_path(given) if isinstance(given, Supervision) else given for given in supervisions]
+    matrix = Combinations(
+        list(chosen) or None, kinds, seeds, num_domains, [unseen] if isinstance(unseen, str) else unseen
+    )
+
+    def make(algorithm: str, supervision: str) -> Experiment:
+        target = objects.get(supervision, supervision)
+        return replace(experiment, algorithm=chosen.get(algorithm, experiment.algorithm), supervision=target)  # type: ignore[arg-type]  # or a short name
+
+    folder, runs = arrange(experiment, matrix, make)
+    with progress_display(progress) as display:
+        return Suite(folder, run_suite(folder, runs, display))
+
+
+def _path(supervision: Supervision) -> str:
+    """Return the short name of a supervision, or the import path of one that is not of this package."""
+    kind = type(supervision)
+    return kind.short if kind in SUPERVISIONS else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _named(algorithms: Sequence[Algorithm | str] | Mapping[str, Algorithm] | None) -> dict[str, Algorithm]:
+    """Return algorithms by their names, which are part of folder names."""
+    if isinstance(algorithms, Mapping):
+        for name, algorithm in algorithms.items():
+            require(re.fullmatch("[a-z0-9_-]+", name) is not None, "every name in argument `algorithms`", _WORD, name)
+            require_type(f"argument `algorithms`, {name},", algorithm, Algorithm)
+        return dict(algorithms)
+    found: dict[str, Algorithm] = {}
+    known = {name: kind for name, kind in vars(algorithms_room).items() if name in algorithms_room.__all__}
+    known = {name: kind for name, kind in known.items() if issubclass(kind, Algorithm) and kind is not Algorithm}
+    for given in algorithms or ():
+        if isinstance(given, str):
+            require_choice("every one of argument `algorithms`", given, list(known))
+        algorithm = known[given]() if isinstance(given, str) else given
+        require_type("every one of argument `algorithms`", algorithm, Algorithm)
+        name = type(algorithm).__name__
+        alone = name not in found
+        require(alone, "argument `algorithms`", "a dict of names, as two of a class need one each,", name)
+        found[name] = algorithm
+    return found
