@@ -18,8 +18,9 @@ from jdfl_lightning.report.collect import LeftOut, Settings, find_run_folders, r
 from jdfl_lightning.report.comparison import COLUMNS, Line, Method, Section, compare
 from jdfl_lightning.report.figures import ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
 from jdfl_lightning.report.markup import NONE, Block, Chapter, Column, Picture, Table, is_report, render
+from jdfl_lightning.report.run import percent
 from jdfl_lightning.report.statistics import Spread, spread
-from jdfl_lightning.report.tables import accuracy_cell, method_columns, percent
+from jdfl_lightning.report.tables import accuracy_cell, method_columns
 from jdfl_lightning.storage.folder import SavedRun, save_figure
 from jdfl_lightning.storage.names import UNSEEN_PREFIX, FigureFormat
 
@@ -258,7 +259,7 @@ def _part(section: Section, what: str, pictures: Path, formats: Sequence[Any] = 
     def draw(figure: Figure, name: str, caption: str, seen: str, rows: Sequence[Line]) -> Picture:
         file = pictures.with_name(f"{pictures.name}-{name}.png")
         save_figure(figure, file, formats)
-        means = "; ".join(f"{_name(row)} {tables.percent(row.mean)}" for row in rows)
+        means = "; ".join(f"{_name(row)} {percent(row.mean)}" for row in rows)
         return Picture(file, caption, f"{section.title}: {seen}. {means}")
 
     rows, drawn, sweep = section.rows, section.drawn, section.sweep
