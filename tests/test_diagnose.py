@@ -20,7 +20,7 @@ from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitTask
 from jdfl_lightning.core.tensors import flatten
 from jdfl_lightning.models import select_parameters
 from jdfl_lightning.report import published
-from jdfl_lightning.report.details import diagnosis_tables, grid, grids
+from jdfl_lightning.report.details import diagnosis_tables, grids
 from jdfl_lightning.server.run import discover
 from jdfl_lightning.storage.details import Finding, read_findings, write_findings
 from jdfl_lightning.storage.discoveries import read_discovery
@@ -168,12 +168,11 @@ def finding(**changes: Any) -> Finding:
 def test_grids_by_hand(tmp_path: Path) -> None:
     """ARI 0.5 and 1 are 0.75 in the mean; the elbow is at 4 in one seed of two; the paper's cell is beside it."""
     findings = [finding(), finding(seed=1, ari=1.0, elbow=None)]
-    assert grid(findings, lambda found: found.ari) == {(3, 32, "B"): 0.75}
     write_findings(tmp_path, findings)
     assert read_findings(tmp_path) == findings
     (tmp_path / "config.yaml").write_text("data: {class_path: jdfl_lightning.data.pacs.PACS, init_args: {size: 32}}")
     shown = grids(tmp_path)
-    assert [measured for _, measured, _ in shown] == [{(3, 32, "B"): 0.75}, {(3, 32, "B"): 0.5}, {(3, 32, "B"): 0.0}]
+    assert [measured.to_dict() for _, measured, _ in shown] == [{(32, "B"): {3: mean}} for mean in (0.75, 0.5, 0.0)]
     assert shown[0][2] == published.ari_grid()
     assert shown[1][2][3, 32, "B"] == 0.2
     assert "40 clients, 32 px, 2 seeds" in shown[0][0]

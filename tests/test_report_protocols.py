@@ -99,16 +99,15 @@ def test_leave_one_domain_out() -> None:
     write("graded-photo-0", [0.5, 0.7, 0.6], "graded", unseen={"photo": [0.1, 0.125, 0.1]})
     found = compare(read_runs(find_run_folders([RUNS]))[0])
     (group,) = leave_one_out(found)
-    assert group.domains == ["photo", "sketch"]
-    base, graded = group.rows
-    assert [base.domains[name].mean for name in group.domains] == [0.5, 0.375]
-    assert base.mean.mean == pytest.approx((0.375 + 0.5) / 2)  # seeds: (0.25 + 0.5) / 2 and (0.75 + 0.25) / 2
-    assert base.mean.std == pytest.approx(0.125 / 2**0.5)
-    assert base.worst == 0.375
-    assert list(graded.domains) == ["photo"]
-    table = group.table()
-    cells = {column.name: column.cells for column in table.columns}
+    mean, worst = group.results
+    assert mean["mean"] == pytest.approx((0.375 + 0.5) / 2)  # seeds: (0.25 + 0.5) / 2 and (0.75 + 0.25) / 2
+    assert mean["std"] == pytest.approx(0.125 / 2**0.5)
+    assert worst["mean"] == 0.375
+    cells = {column.name: column.cells for column in group.table.columns}
+    assert list(cells) == ["algorithm", "supervision", "seeds", "photo", "sketch", "mean", "worst"]
+    assert cells["supervision"] == ["base", "graded"]
     assert cells["photo"] == ["50.00 ± 35.36", "12.50"]
+    assert cells["sketch"][0] == "37.50 ± 17.68"
     assert cells["sketch"][1] == cells["mean"][1] == cells["worst"][1]  # none
     assert cells["mean"][0] == "43.75 ± 8.84"
     assert cells["worst"][0] == "37.50"

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from matplotlib.axes import Axes
+from matplotlib.transforms import Bbox
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from jdfl_lightning.clustering.criteria import other_elbows
 from jdfl_lightning.joint.targets import default_alpha, graded_table
-from jdfl_lightning.report.run import PALETTE, Drawing, heat_map, new_figure, plain, right
+from jdfl_lightning.report.run import PALETTE, Drawing, heat_map, new_figure, plain, right, screen_table
 from jdfl_lightning.storage.discoveries import read_discovery
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SHAPES = "os^DvP*X<>"
 _INERTIA, _SILHOUETTE = PALETTE[:2]
@@ -74,8 +74,6 @@ class Discovery(dict[str, Any]):
     @property
     def clients(self) -> pd.DataFrame:
         """The pseudo-domain of each client and, where it is known, its true domain."""
-        import pandas as pd
-
         found = {client: {"pseudo_domain": domain} for client, domain in self["assignments"].items()}
         for client, true_domain in self.get("true_domains", {}).items():
             found[client]["true_domain"] = true_domain
@@ -87,8 +85,6 @@ class Discovery(dict[str, Any]):
     @property
     def choice(self) -> pd.DataFrame:
         """Inertia and silhouette for each number M that was tried."""
-        import pandas as pd
-
         table = pd.DataFrame({"inertia": self["inertias"], "silhouette": self["silhouettes"]})
         table.index = table.index.astype(int)
         return table.sort_index().rename_axis("num_domains")
@@ -100,8 +96,6 @@ class Discovery(dict[str, Any]):
             alpha: mass on the own pseudo-domain; the paper's if not given.
             tau: temperature over the similarities.
         """
-        import pandas as pd
-
         weights = _graded_weights(self, alpha, tau)[1]
         return pd.DataFrame(weights.numpy()).rename_axis("own", axis=0).rename_axis("pseudo_domain", axis=1)
 
@@ -132,14 +126,13 @@ def choice_table(record: Mapping[str, Any]) -> Table:
     inertias, silhouettes = _numbers(record, "inertias"), _numbers(record, "silhouettes")
     others = [f"{pick} with {last}" for last, pick in other_elbows(inertias).items()]
     caption = f"the elbow depends on --clustering.max_domains: {', '.join(others)}" if others else None
-    columns = right("M", "inertia", "silhouette")
-    table = Table(*columns, "", title=title, title_justify="left", caption=caption, caption_justify="left")
+    rows = []
     for m, inertia in inertias.items():
         marks = [name for name, pick in record["picks"].items() if pick == m]
         marks += ["taken"] if m == record["num_domains"] else []
         silhouette = f"{silhouettes[m]:.3f}" if m in silhouettes else "-"
-        table.add_row(str(m), f"{inertia:.3f}", silhouette, ", ".join(marks))
-    return table
+        rows.append([str(m), f"{inertia:.3f}", silhouette, ", ".join(marks)])
+    return screen_table(title, [*right("M", "inertia", "silhouette"), ""], rows, caption)
 
 
 def domains_table(record: Mapping[str, Any]) -> Table:
@@ -152,21 +145,16 @@ def domains_table(record: Mapping[str, Any]) -> Table:
         title = f"clients of each true domain, ARI {record['ari']:.3f}, NMI {record['nmi']:.3f}"
     left_out = ", ".join(record["left_out"])
     caption = f"without a usable update: client {left_out}" if left_out else None
-    columns = right("pseudo-domain", *names)
-    table = Table(*columns, title=title, title_justify="left", caption=caption, caption_justify="left")
-    for domain in range(record["num_domains"]):
-        table.add_row(str(domain), *(str(counts[domain, name] or "") for name in names))
-    return table
+    rows = [[str(m), *(str(counts[m, name] or "") for name in names)] for m in range(record["num_domains"])]
+    return screen_table(title, right("pseudo-domain", *names), rows, caption)
 
 
 def graded_weights_table(record: Mapping[str, Any], alpha: float | None, tau: float) -> Table:
     """Return the weights that graded targets give to each pseudo-domain."""
     alpha, weights = _graded_weights(record, alpha, tau)
-    columns = right("client of", *map(str, range(len(weights))))
-    table = Table(*columns, title=f"graded weights, alpha {alpha:g}, tau {tau:g}", title_justify="left")
-    for domain, row in enumerate(weights.tolist()):
-        table.add_row(str(domain), *(f"{weight:.3f}" for weight in row))
-    return table
+    heads = right("client of", *map(str, range(len(weights))))
+    rows = [[str(domain), *(f"{weight:.3f}" for weight in row)] for domain, row in enumerate(weights.tolist())]
+    return screen_table(f"graded weights, alpha {alpha:g}, tau {tau:g}", heads, rows)
 
 
 def _graded_weights(record: Mapping[str, Any], alpha: float | None, tau: float) -> tuple[float, Tensor]:
@@ -181,11 +169,11 @@ def draw_discovery(record: Mapping[str, Any]) -> Drawing:
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.1, 1, 1.2])
     _draw_choice(left, record)
     similarities = record["similarities"]
-    texts = [[f"{value:.2f}" for value in row] for row in similarities] if len(similarities) <= _MOST_CELLS else []
-    image = heat_map(middle, similarities, texts, lambda value: abs(value) > 0.6, vmin=-1, vmax=1, cmap="RdBu_r")
+    title, texts = "cosine similarity of centroids", None if len(similarities) <= _MOST_CELLS else []
+    look: dict[str, Any] = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r"}
+    image = heat_map(middle, similarities, title, lambda value: abs(value) > 0.6, texts, **look)
     ticks = range(0, record["num_domains"], -(-record["num_domains"] // _MOST_CELLS))
     middle.set(xticks=ticks, yticks=ticks, xlabel="pseudo-domain", ylabel="pseudo-domain")
-    middle.set_title("cosine similarity of centroids", loc="left", fontsize=10)
     figure.colorbar(image, ax=middle)
     _draw_clients(right, record)
     return figure
@@ -233,20 +221,14 @@ def _named(projection: Mapping[str, Sequence[float]]) -> list[str]:
     >>> _named({"0": (0.0, 0.0), "1": (1.0, 1.0), "2": (1.0, 0.99)})
     ['0', '1']
     """
-    sides = list(zip(*projection.values(), strict=True))
-    low = [min(side) for side in sides]
-    scale = [length / ((max(side) - min(side)) or 1.0) for side, length in zip(sides, _PLOT, strict=True)]
-    places = {c: [(v - lo) * s for v, lo, s in zip(p, low, scale, strict=True)] for c, p in projection.items()}
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in places.values()]
+    points = np.array(list(projection.values()))
+    extent = np.ptp(points, axis=0)
+    points = (points - points.min(axis=0)) * _PLOT / np.where(extent == 0, 1, extent)
+    taken = [Bbox.from_extents(x - 5, y - 5, x + 5, y + 5) for x, y in points]
     found = []
-    for client, (x, y) in places.items():
-        box = (x + 5.5, y + 3, x + 7 + 5 * len(client), y + 11)
-        own = (x - 5, y - 5, x + 5, y + 5)
-        if not any(
-            box[0] <= other[2] and other[0] <= box[2] and box[1] <= other[3] and other[1] <= box[3]
-            for other in taken
-            if other != own
-        ):
+    for client, (x, y) in zip(projection, points, strict=True):
+        box = Bbox.from_extents(x + 5.5, y + 3, x + 7 + 5 * len(client), y + 11)
+        if not any(map(box.overlaps, taken)):
             found.append(client)
             taken.append(box)
     return found

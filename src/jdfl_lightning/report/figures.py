@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -157,10 +158,7 @@ def _colours(rows: Sequence[Line]) -> dict[str, str]:
 
 def _by_setup(rows: Sequence[Line]) -> list[list[Line]]:
     """Return the rows of each algorithm and its settings, in their order."""
-    found: dict[object, list[Line]] = {}
-    for row in rows:
-        found.setdefault(row.setup, []).append(row)
-    return list(found.values())
+    return [list(found) for _, found in groupby(rows, key=lambda row: row.setup)]  # they are sorted by it
 
 
 def _setup_name(rows: Sequence[Line]) -> str:

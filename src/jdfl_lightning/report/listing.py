@@ -17,6 +17,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, plain
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings, option_name
 from jdfl_lightning.data.base import PLACES
+from jdfl_lightning.report.run import percent, right, screen_table
 from jdfl_lightning.storage.details import read_stop
 from jdfl_lightning.storage.folder import SavedRun, is_locked, read_run
 from jdfl_lightning.storage.metrics import last_round
@@ -138,13 +139,13 @@ def list_table(summaries: Sequence[RunSummary], numbered: bool = False) -> Table
         numbered: whether they have numbers from 1 instead of their folders.
     """
     names = ("run", "state", "data", "algorithm", "supervision", "M", "seed", "round", "acc", "worst", "size")
-    table = Table(*(Column(name, justify="left" if place < 5 else "right") for place, name in enumerate(names)))
+    rows = []
     for number, run in enumerate(summaries, 1):
         rounds = "-" if run.rounds is None else f"{run.round}/{run.rounds}"
         cells = [number if numbered else run.folder, run.state, run.data, run.algorithm, run.supervision]
-        cells += [run.num_domains, run.seed, rounds]
-        table.add_row(*map(_cell, [*cells, _percent(run.accuracy), _percent(run.worst), decimal(run.bytes)]))
-    return table
+        cells += [run.num_domains, run.seed, rounds, percent(run.accuracy), percent(run.worst), decimal(run.bytes)]
+        rows.append(map(_cell, cells))
+    return screen_table(None, [*names[:5], *right(*names[5:])], rows)
 
 
 def compare_table(runs: Sequence[SavedRun]) -> Table:
@@ -157,12 +158,12 @@ def compare_table(runs: Sequence[SavedRun]) -> Table:
         "rounds": [str(len(run.rows)) for run in runs],
         "round that counts": [f"{run.best['round']:.0f}" for run in runs],
         "M": ["-" if run.discovery is None else str(run.discovery["num_domains"]) for run in runs],
-        "accuracy (%)": [_percent(run.best["test/acc"]) for run in runs],
-        "worst domain": [_percent(run.best["test/acc_worst"]) for run in runs],
+        "accuracy (%)": [percent(run.best["test/acc"]) for run in runs],
+        "worst domain": [percent(run.best["test/acc_worst"]) for run in runs],
     }
     for domain in dict.fromkeys(name for run in runs for name in run.domains):
-        results[domain] = [_percent(run.best.get(f"test/acc/{domain}")) for run in runs]
-    results["last accuracy"] = [_percent(run.last["test/acc"]) for run in runs]
+        results[domain] = [percent(run.best.get(f"test/acc/{domain}")) for run in runs]
+    results["last accuracy"] = [percent(run.last["test/acc"]) for run in runs]
     results["last loss"] = [f"{run.last['train/loss']:.4f}" for run in runs]
     for name, cells in results.items():
         table.add_row(_cell(name), *cells)
@@ -171,10 +172,8 @@ def compare_table(runs: Sequence[SavedRun]) -> Table:
 
 def settings_table(settings: Mapping[str, Any], title: str) -> Table:
     """Return a table of settings, one in a line."""
-    table = Table("setting", Column("value", overflow="fold"), title=title, title_justify="left")
-    for name, value in flat_settings(dict(settings)):
-        table.add_row(_cell(option_name(name)), _cell(value))
-    return table
+    rows = [map(_cell, (option_name(name), value)) for name, value in flat_settings(dict(settings))]
+    return screen_table(title, ["setting", Column("value", overflow="fold")], rows)
 
 
 def _last_word(value: Any) -> Any:
@@ -188,21 +187,17 @@ def _cell(value: object) -> Text:
     return Text("-" if value is None else plain(str(value)))
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{100 * value:.2f}"
-
-
 def estimates_table(estimates: Mapping[str, tuple[float, str, str]]) -> Table:
     """Return a table of estimates.
 
     Args:
         estimates: value, unit (bytes, seconds, or empty for a count) and how it was obtained, by name.
     """
-    table = Table("", Column("about", justify="right"), Column("how it was obtained", max_width=42))
+    rows = []
     for name, (value, unit, how) in estimates.items():
         shown = {"bytes": decimal(int(value)), "seconds": seconds_text(value)}.get(unit, f"{value:,.0f}")
-        table.add_row(name.replace("_", " "), shown, how)
-    return table
+        rows.append([name.replace("_", " "), shown, how])
+    return screen_table(None, ["", *right("about"), Column("how it was obtained", max_width=42)], rows)
 
 
 def seconds_text(seconds: float) -> str:

@@ -31,8 +31,8 @@ class Protocol:
 
     select: Selection
     """How the round that counts is picked."""
-    changes: tuple[str, ...]
-    """In what the images differ from the paper's protocol."""
+    name: str
+    """In a few words: in what it differs from the paper's."""
 
     @classmethod
     def of(cls, options: Mapping[str, object], select: Selection) -> Protocol:
@@ -44,6 +44,8 @@ class Protocol:
 
         >>> Protocol.of({"size": 32, "val_fraction": 0.1, "unseen": ["photo"]}, "val").name
         'validation 0.1, unseen photo'
+        >>> Protocol.of({}, "test").name, Protocol.of({}, "last").name
+        ('paper', 'last round')
         """
         changes = []
         for name, word in _WORDS.items():
@@ -51,16 +53,8 @@ class Protocol:
             if value != option_defaults()[name]:
                 shown = " and ".join(map(str, value)) if isinstance(value, list) else "" if value is True else value
                 changes.append(f"{word} {shown}".strip())
-        return cls(select, tuple(changes))
-
-    @property
-    def name(self) -> str:
-        """The protocol in a few words.
-
-        >>> Protocol("test", ()).name, Protocol("last", ()).name
-        ('paper', 'last round')
-        """
-        return ", ".join([*self.changes, *(["last round"] if self.select == "last" else [])]) or PAPER
+        changes += ["last round"] if select == "last" else []
+        return cls(select, ", ".join(changes) or PAPER)
 
     @property
     def is_paper(self) -> bool:

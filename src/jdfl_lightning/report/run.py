@@ -5,23 +5,22 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from jdfl_lightning.storage.folder import SavedRun
 from jdfl_lightning.storage.names import DOMAIN_PREFIX, UNSEEN_PREFIX, Which
 from jdfl_lightning.supervision import supervision_name
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PALETTE = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
@@ -46,6 +45,35 @@ def right(*names: str) -> list[Column]:
     return [Column(escape(name), justify="right") for name in names]
 
 
+def percent(value: float | None, sign: bool = False) -> str:
+    """Return a share as per cent with two digits; a dash if there is none.
+
+    >>> percent(0.6787), percent(-0.00251, sign=True), percent(None)
+    ('67.87', '-0.25', '-')
+    """
+    return "-" if value is None or math.isnan(value) else f"{100 * value:{'+' if sign else ''}.2f}"
+
+
+def screen_table(
+    title: str | Text | None,
+    heads: Iterable[str | Column],
+    rows: Iterable[Iterable[str | Text]],
+    caption: str | Text | None = None,
+) -> Table:
+    """Return a table for a terminal.
+
+    Args:
+        title: what stands above it.
+        heads: the columns.
+        rows: the cells of each row.
+        caption: what stands below it.
+    """
+    table = Table(*heads, title=title, title_justify="left", caption=caption, caption_justify="left")
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
 def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Table:
     """Return a table of accuracies in per cent: overall, each domain, the worst one, validation, unseen domains.
 
@@ -58,11 +86,11 @@ def accuracy_table(title: str, rows: Mapping[Which, Mapping[str, float]] | Mappi
     columns |= {name: name.removeprefix(DOMAIN_PREFIX) for name in names if name.startswith(DOMAIN_PREFIX)}
     columns |= {"test/acc_worst": "worst"} | ({"val/acc": "validation"} if "val/acc" in names else {})
     columns |= {n: f"{n.removeprefix(UNSEEN_PREFIX)} (unseen)" for n in names if n.startswith(UNSEEN_PREFIX)}
-    table = Table("", *right("round", *columns.values()), title=title, title_justify="left")
-    for name, row in rows.items():
-        values = [row[column] for column in columns]
-        table.add_row(name, f"{row['round']:.0f}", *(f"{100 * value:.2f}" for value in values))
-    return table
+    cells = [
+        [which, f"{row['round']:.0f}", *(f"{100 * row[column]:.2f}" for column in columns)]
+        for which, row in rows.items()
+    ]
+    return screen_table(title, ["", *right("round", *columns.values())], cells)
 
 
 def run_table(run: SavedRun) -> Table:
@@ -79,8 +107,6 @@ def frame(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> pd.Dat
         rows: the cells by their columns.
         index: the column that names the rows; they are numbered if it is not given.
     """
-    import pandas as pd
-
     table = pd.DataFrame(rows)
     return table if index is None else table.set_index(index)
 
@@ -91,8 +117,6 @@ def accuracy_html(rows: Mapping[Which, Mapping[str, float]]) -> str:
     Args:
         rows: the metrics of each kind of saved weights.
     """
-    import pandas as pd
-
     names = {"round": "round", "test/acc": "overall", "test/acc_worst": "worst domain"}
     columns = next(iter(rows.values()))
     domains = {name: name.removeprefix(DOMAIN_PREFIX) for name in columns if name.startswith(DOMAIN_PREFIX)}
@@ -142,24 +166,34 @@ def over_rounds(axes: Axes) -> None:
 
 
 def heat_map(
-    axes: Axes, values: Any, texts: Sequence[Sequence[str]], dark: Callable[[float], bool], size: int = 8, **look: Any
+    axes: Axes,
+    values: Any,
+    title: str,
+    dark: Callable[[float], bool],
+    texts: Sequence[Sequence[str]] | None = None,
+    size: int = 8,
+    **look: Any,
 ) -> AxesImage:
     """Draw a table as colours.
 
     Args:
         axes: where.
         values: the numbers, row by row.
-        texts: what stands in the cells; none if there are too many.
+        title: of the axes.
         dark: whether the colour of a number is so dark that its text is white.
+        texts: what stands in the cells: the numbers if not given, nothing if empty.
         size: of the texts.
         look: colours and their range.
     """
-    for row, line in enumerate(texts):
-        for column, text in enumerate(line):
-            if text:
-                colour = "white" if dark(float(values[row][column])) else "black"
-                axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
-    return axes.imshow(values, **look)
+    numbers = np.asarray(values, float)
+    if texts is None:
+        texts = [["" if math.isnan(number) else f"{number:.2f}" for number in row] for row in numbers]
+    for place, text in np.ndenumerate(np.array(texts)):
+        if text:
+            colour = "white" if dark(numbers[place]) else "black"
+            axes.text(*place[::-1], text, ha="center", va="center", fontsize=size, color=colour)
+    axes.set_title(title, loc="left", fontsize=10)
+    return axes.imshow(numbers, **look)
 
 
 def draw_curves(run: SavedRun) -> Drawing:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from jdfl_lightning.report.comparison import Line, Section, method_order
 from jdfl_lightning.report.markup import NONE, Column, Table, csv_cell, one_line
+from jdfl_lightning.report.run import percent, screen_table
 from jdfl_lightning.report.statistics import Spread
 from jdfl_lightning.supervision import Plain
 
@@ -18,15 +19,6 @@ _FIRST = ("accuracy", "difference to base", "verdict")
 """Columns that come first: where a terminal is narrow, the others follow in a table of their own."""
 _TEXT_WIDTH = 36
 """Characters in a line of a column of sentences."""
-
-
-def percent(value: float, sign: bool = False) -> str:
-    """Return a fraction as per cent with two digits.
-
-    >>> percent(0.6787), percent(-0.00251, sign=True)
-    ('67.87', '-0.25')
-    """
-    return f"{100 * value:{'+' if sign else ''}.2f}"
 
 
 def accuracy_cell(line: Line | Spread | None) -> str:
@@ -171,20 +163,17 @@ def on_screen(title: str, table: Table) -> ScreenTable:
     names = [column for column in table.columns if column.kind == "pin"]
     others = [column for column in table.columns if column.kind in ("number", "word", "text")]
     others.sort(key=lambda column: (*_FIRST, column.name).index(column.name))  # otherwise as they are
-    methods = [" ".join(cells) for cells in zip(*(column.cells for column in names), strict=True)]
     heads = [Head(_text(" ".join(column.name for column in names)))]
     for column in others:
         text = column.kind == "text"
         heads.append(
             Head(_text(column.name), justify="left" if text else "right", max_width=_TEXT_WIDTH if text else None)
         )
-    found = ScreenTable(
-        *heads, title=_text(title), caption=_text(table.caption), title_justify="left", caption_justify="left"
-    )
-    for place, method in enumerate(methods):
-        cells = [_text(column.cells[place], bold=place in column.bold) for column in others]
-        found.add_row(_text(method), *cells)
-    return found
+    rows = []
+    for place in range(len(table.rows)):
+        method = " ".join(column.cells[place] for column in names)
+        rows.append([_text(method), *(_text(column.cells[place], place in column.bold) for column in others)])
+    return screen_table(_text(title), heads, rows, _text(table.caption))
 
 
 def _text(text: str, bold: bool = False) -> Text:

@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 from jdfl_lightning.core.errors import InputError, require, require_choice
 from jdfl_lightning.core.files import write_whole
 from jdfl_lightning.report import tables
-from jdfl_lightning.report.collect import LeftOut, Settings, find_run_folders, read_runs
+from jdfl_lightning.report.collect import LeftOut, Settings, Value, find_run_folders, read_runs
 from jdfl_lightning.report.comparison import COLUMNS, Line, Method, Section, compare
 from jdfl_lightning.report.figures import ablation_figure, ablation_groups, accuracy_figure, num_domains_figure
 from jdfl_lightning.report.markup import NONE, Block, Chapter, Column, Picture, Table, is_report, render
-from jdfl_lightning.report.statistics import Spread, spread
-from jdfl_lightning.report.tables import accuracy_cell, method_columns, percent
+from jdfl_lightning.report.run import percent
+from jdfl_lightning.report.statistics import spread
+from jdfl_lightning.report.tables import accuracy_cell, method_columns
 from jdfl_lightning.storage.folder import SavedRun, save_figure
 from jdfl_lightning.storage.names import UNSEEN_PREFIX, FigureFormat
 
@@ -28,62 +29,15 @@ _DOMAINS = ("domains", "unseen", "data.unseen")
 
 
 @dataclass(frozen=True)
-class LeftOutRow:
-    """A method's accuracies on the domains that were left out, one after the other."""
-
-    line: Line
-    """The method, as in the tables of each experiment."""
-    domains: dict[str, Spread]
-    """Over seeds, for each domain that was left out."""
-    mean: Spread
-    """Over seeds, of the mean of all domains; of the seeds that all domains have."""
-
-    @property
-    def worst(self) -> float:
-        """The lowest of the domains' means."""
-        return min(found.mean for found in self.domains.values())
-
-
-@dataclass(frozen=True)
 class LeaveOneOut:
     """Experiments that differ in the unseen domain alone."""
 
     title: str
     about: str
-    picked: str
-    """Which round the accuracies are of, in words."""
-    domains: list[str]
-    rows: list[LeftOutRow]
-
-    def table(self) -> Table:
-        """Return the table: accuracy on each domain that was left out, their mean, and the worst."""
-        lines = [row.line for row in self.rows]
-        columns = method_columns((line.algorithm, line.supervision, line.settings) for line in lines)
-        columns.append(Column("seeds", [str(row.mean.count) for row in self.rows]))
-        for name in self.domains:
-            columns.append(Column(name, [accuracy_cell(row.domains.get(name)) for row in self.rows]))
-        whole = [row if len(row.domains) == len(self.domains) else None for row in self.rows]
-        columns.append(Column("mean", [accuracy_cell(row and row.mean) for row in whole]))
-        columns.append(Column("worst", [NONE if row is None else percent(row.worst) for row in whole]))
-        caption = (
-            f"Accuracy (%) on a domain that no client has, {self.picked}: a column for each domain that was left out"
-        )
-        return Table(f"{caption}, mean and standard deviation over seeds; their mean; the lowest.", columns)
-
-    def results(self) -> list[dict[str, Any]]:
-        """Return the lines of ``report.csv``: the mean and the worst of the domains that were left out."""
-        empty: dict[str, Any] = dict.fromkeys(COLUMNS)
-        found = []
-        for row in self.rows:
-            if len(row.domains) < len(self.domains):
-                continue
-            names = ("algorithm", "supervision", "num_domains", "settings", "seeds")
-            line = empty | {name: getattr(row.line, name) for name in names}
-            line |= {"experiment": self.about, "protocol": "unseen each", "table": "leave_one_out"}
-            count = float(row.mean.count)
-            found.append(line | {"quantity": "unseen_mean", "mean": row.mean.mean, "std": row.mean.std, "count": count})
-            found.append(line | {"quantity": "unseen_worst", "mean": row.worst, "count": count})
-        return found
+    table: Table
+    """Accuracy on each domain that was left out, their mean, and the worst."""
+    results: list[dict[str, Any]]
+    """The lines of ``report.csv``: the mean and the worst of the domains that were left out."""
 
 
 def leave_one_out(sections: Sequence[Section]) -> Iterator[LeaveOneOut]:
@@ -95,27 +49,44 @@ def leave_one_out(sections: Sequence[Section]) -> Iterator[LeaveOneOut]:
             groups.setdefault(rest, {})[section.unseen[0]] = section
     for rest, by_domain in groups.items():
         if len(by_domain) > 1:
-            domains = sorted(by_domain)
-            methods: dict[Method, Line] = {}
-            for name in domains:
-                for line in by_domain[name].rows:
-                    methods.setdefault(line.method, line)
-            rows = [_row(line, {name: by_domain[name] for name in domains}) for line in methods.values()]
-            words = [f"{name.removeprefix('data.')} {value}" for name, value in rest if name != "data"]
-            about = ", ".join([str(dict(rest)["data"]), *words, "unseen each"])
-            title = str(dict(rest)["data"]).rpartition(".")[2]
-            yield LeaveOneOut(title, about, by_domain[domains[0]].protocol.picked, domains, rows)
+            yield _left_out(dict(rest), dict(sorted(by_domain.items())))
 
 
-def _row(line: Line, by_domain: dict[str, Section]) -> LeftOutRow:
-    values: dict[str, dict[int, float]] = {}
-    for name, section in by_domain.items():
-        runs = section.runs.get(line.method)
-        if runs is not None:
-            values[name] = runs[runs["best"]].set_index("seed")[UNSEEN_PREFIX + name].to_dict()
-    shared = sorted(set.intersection(*(set(found) for found in values.values())))
-    means = [sum(found[seed] for found in values.values()) / len(values) for seed in shared]
-    return LeftOutRow(line, {name: spread(list(found.values())) for name, found in values.items()}, spread(means))
+def _left_out(settings: dict[str, Value], by_domain: dict[str, Section]) -> LeaveOneOut:
+    """Return the results of a group: of each method over seeds, and of its domains' mean over those that all have."""
+    data = str(settings.pop("data"))
+    words = [f"{name.removeprefix('data.')} {value}" for name, value in settings.items()]
+    about = ", ".join([data, *words, "unseen each"])
+    methods: dict[Method, Line] = {}
+    for section in by_domain.values():
+        for line in section.rows:
+            methods.setdefault(line.method, line)
+    rows: list[list[str]] = []
+    results: list[dict[str, Any]] = []
+    for method, line in methods.items():
+        runs = {name: section.runs[method] for name, section in by_domain.items() if method in section.runs}
+        values = {name: own[own["best"]].set_index("seed")[UNSEEN_PREFIX + name] for name, own in runs.items()}
+        found = {name: spread(list(of)) for name, of in values.items()}
+        shared = sorted(set.intersection(*(set(of.index) for of in values.values())))
+        mean = spread([sum(of[seed] for of in values.values()) / len(values) for seed in shared])
+        cells = [str(mean.count), *(accuracy_cell(found.get(name)) for name in by_domain), NONE, NONE]
+        if len(found) == len(by_domain):
+            worst = min(of.mean for of in found.values())
+            cells[-2:] = accuracy_cell(mean), percent(worst)
+            names = ("algorithm", "supervision", "num_domains", "settings", "seeds")
+            shown = dict.fromkeys(COLUMNS) | {name: getattr(line, name) for name in names}
+            shown |= {"experiment": about, "protocol": "unseen each", "table": "leave_one_out"}
+            shown |= {"count": float(mean.count)}
+            results.append(shown | {"quantity": "unseen_mean", "mean": mean.mean, "std": mean.std})
+            results.append(shown | {"quantity": "unseen_worst", "mean": worst})
+        rows.append(cells)
+    columns = method_columns((line.algorithm, line.supervision, line.settings) for line in methods.values())
+    heads = ("seeds", *by_domain, "mean", "worst")
+    columns += [Column(name, list(cells)) for name, cells in zip(heads, zip(*rows, strict=True), strict=True)]
+    picked = next(iter(by_domain.values())).protocol.picked
+    caption = f"Accuracy (%) on a domain that no client has, {picked}: a column for each domain that was left out"
+    caption += ", mean and standard deviation over seeds; their mean; the lowest."
+    return LeaveOneOut(data.rpartition(".")[2], about, Table(caption, columns), results)
 
 
 TITLE = "Comparison of runs"
@@ -204,7 +175,7 @@ def write_report(
     summary = f"{'1 run is' if count == 1 else f'{count} runs are'} compared; {aside}."
     parts: list[Chapter] = [("How to read this", [summary, *_INTRODUCTION])]
     groups = list(leave_one_out(sections))
-    parts += [(f"Leave one domain out: {group.title}", [f"{group.about}.", group.table()]) for group in groups]
+    parts += [(f"Leave one domain out: {group.title}", [f"{group.about}.", group.table]) for group in groups]
     if len(sections) > 1:
         parts.append(("All experiments", [tables.overview_table(sections)]))
     what = "given accuracies" if targets else "the mean best accuracy of the algorithm's base"
@@ -213,7 +184,7 @@ def write_report(
     why = [Column("run folder", [str(entry.folder) for entry in left_out], "text")]
     why.append(Column("why", [entry.reason for entry in left_out], "text"))
     parts.append(("Left out", [Table("Runs that are in no table.", why) if left_out else everything]))
-    further = [line for group in groups for line in group.results()]
+    further = [line for group in groups for line in group.results]
     extra = [pd.DataFrame(further, columns=COLUMNS, dtype=object)] if further else []
     results = pd.concat([*(section.results[COLUMNS] for section in sections), *extra])
     results = results[results["mean"].notna() | results["target"].isna()]  # a target that no run reached has no mean
@@ -223,7 +194,7 @@ def write_report(
     ]
     for name, content in zip(names, contents, strict=True):
         write_whole(output / name, content.encode(errors="replace"))  # a folder name may not be valid text
-    shown = [(group.title, group.table()) for group in groups]
+    shown = [(group.title, group.table) for group in groups]
     shown += [(section.title, _accuracies(section)) for section in sections]
     return Report(output, count, left_out, results, sorted(output.glob(_PICTURES)), shown)
 
@@ -258,7 +229,7 @@ def _part(section: Section, what: str, pictures: Path, formats: Sequence[Any] = 
     def draw(figure: Figure, name: str, caption: str, seen: str, rows: Sequence[Line]) -> Picture:
         file = pictures.with_name(f"{pictures.name}-{name}.png")
         save_figure(figure, file, formats)
-        means = "; ".join(f"{_name(row)} {tables.percent(row.mean)}" for row in rows)
+        means = "; ".join(f"{_name(row)} {percent(row.mean)}" for row in rows)
         return Picture(file, caption, f"{section.title}: {seen}. {means}")
 
     rows, drawn, sweep = section.rows, section.drawn, section.sweep

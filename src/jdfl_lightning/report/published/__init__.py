@@ -9,9 +9,11 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.settings import declared_settings
@@ -28,8 +30,6 @@ M_CURVE = "pacs_b"
 """The experiment whose number of pseudo-domains was varied, with FedAvg."""
 DISCOVERY_SEEDS = 5
 """Number of seeds in the two discovery grids, which are on PACS."""
-
-_DOMAINS_FROM = 4  # columns before: algorithm, supervision, overall, gain
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,22 @@ class Result:
 
 
 @cache
-def _rows(name: str) -> tuple[dict[str, str], ...]:
-    return tuple(csv.DictReader((files(__package__) / f"{name}.csv").read_text().splitlines()))
+def _rows(name: str) -> list[dict[str, Any]]:
+    lines = csv.DictReader((files(__package__) / f"{name}.csv").read_text().splitlines())
+    return [{column: _value(text) for column, text in line.items()} for line in lines]
 
 
-def _optional(text: str) -> float | None:
-    return float(text) if text else None
+def _value(text: str) -> int | float | str | None:
+    """Return what a cell says: a number, a name, or nothing."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text or None
+
+
+def _by_keys(name: str) -> dict[Any, float]:
+    """Return the last column of a table by the others."""
+    return {tuple(keys): value for *keys, value in map(dict.values, _rows(name))}
 
 
 def domain_results(experiment: str) -> list[Result]:
@@ -66,48 +76,38 @@ def domain_results(experiment: str) -> list[Result]:
     >>> domain_results("pacs_b")[0].domains
     {'art_painting': 45.04, 'cartoon': 72.2, 'photo': 69.26, 'sketch': 76.68}
     """
-    return [
-        Result(
-            algorithm=row["algorithm"],
-            supervision=row["supervision"],
-            overall=float(row["overall"]),
-            gain=_optional(row["gain"]),
-            domains={name: float(row[name]) for name in list(row)[_DOMAINS_FROM:-1]},
-            doubtful=frozenset(row["doubtful"].split()),
-        )
-        for row in _rows(experiment)
-    ]
+    found = []
+    for row in _rows(experiment):
+        domains = dict(row)  # and what is taken from it
+        method = [domains.pop(name) for name in ("algorithm", "supervision", "overall", "gain")]
+        doubtful = frozenset((domains.pop("doubtful") or "").split())
+        found.append(Result(*method, domains, doubtful))
+    return found
 
 
 def main_table() -> dict[tuple[str, str, str], tuple[float, float | None]]:
     """Return the paper's main table: (experiment, algorithm, supervision) -> accuracy and printed gain."""
-    return {
-        (row["experiment"], row["algorithm"], row["supervision"]): (float(row["accuracy"]), _optional(row["gain"]))
-        for row in _rows("main")
-    }
+    return {tuple(keys): (accuracy, gain) for *keys, accuracy, gain in map(dict.values, _rows("main"))}
 
 
 def ablation() -> dict[tuple[str, str], float]:
     """Return FedAvg's bars, the hard joint head among them: (experiment, supervision) -> accuracy."""
-    return {(row["experiment"], row["supervision"]): float(row["accuracy"]) for row in _rows("ablation")}
+    return _by_keys("ablation")
 
 
 def num_domains_curve() -> dict[tuple[str, int], float]:
     """Return FedAvg's accuracy on `M_CURVE` by M: (supervision, M) -> accuracy; the base has M = 1."""
-    return {(row["supervision"], int(row["num_domains"])): float(row["accuracy"]) for row in _rows("num_domains")}
+    return _by_keys("num_domains")
 
 
 def ari_grid() -> dict[tuple[int, int, str], float]:
     """Return the agreement of clusters and domains, 40 clients, M = 4: (E_0, batch size, layers) -> ARI."""
-    return {(int(row["epochs"]), int(row["batch_size"]), row["layers"]): float(row["ari"]) for row in _rows("ari")}
+    return _by_keys("ari")
 
 
 def elbow_grid() -> dict[tuple[int, int, int, str], float]:
     """Return how often the elbow was at 4: (clients, E_0, batch size, layers) -> share of the seeds."""
-    return {
-        (int(row["num_clients"]), int(row["epochs"]), int(row["batch_size"]), row["layers"]): float(row["fraction"])
-        for row in _rows("elbow")
-    }
+    return _by_keys("elbow")
 
 
 def find_result(experiment: str, algorithm: str, supervision: str) -> Result | None:
@@ -126,21 +126,14 @@ def stated_settings(experiment: str, algorithm: str) -> dict[str, float | str]:
     ``seeds`` is their number. Not stated, so not here: the batch size, and FedDC's alpha in setting C.
 
     >>> stated_settings("pacs_a", "FedProc")["rounds"], stated_settings("pacs_b", "FedDC")["algorithm.alpha"]
-    (300.0, 0.1)
+    (300, 0.1)
     """
     found: dict[str, float | str] = {}
-    for wanted in ("", algorithm):  # settings of one algorithm override those of all
+    for wanted in (None, algorithm):  # settings of one algorithm override those of all
         for row in _rows("settings"):
-            if row["experiment"] in ("", experiment) and row["algorithm"] == wanted:
-                found[row["setting"]] = _number_or_name(row["value"])
+            if row["experiment"] in (None, experiment) and row["algorithm"] == wanted:
+                found[row["setting"]] = row["value"]
     return found
-
-
-def _number_or_name(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def find_experiment(data: str, num_clients: object, epochs: object, client_fraction: object) -> str | None:
