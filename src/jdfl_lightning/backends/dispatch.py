@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from jdfl_lightning.backends.base import ATTEMPTS, Runner
@@ -38,9 +39,7 @@ class Job:
     content: Any
     """A `FitTask` without the parts shared by all tasks of the round; or the arguments of `evaluate`."""
     done: Callable[[Any], None]
-    """Called with the result."""
-    failed: Callable[[str], None]
-    """Called with the reason of a failure."""
+    """Called with the result, or with the `FitFailure` of a fit."""
     common: bytes | None = None
     """The parts shared by all fits of the round, sent to a worker once."""
     attempts: int = 0
@@ -114,20 +113,11 @@ class Dispatcher(Runner):
                 ):
                     place = todo.popleft()
                     bare = replace(tasks[place], weights={}, buffers={}, server={}, learned={})
-                    self._begin(worker, self._fit_job(place, bare, results, common))
+                    self._begin(worker, Job("fit", bare, partial(results.__setitem__, place), common))
                 if due in results:
                     break
                 self._take()
             yield results.pop(due)
-
-    def _fit_job(self, place: int, task: FitTask, results: dict[int, FitResult | FitFailure], common: bytes) -> Job:
-        def done(result: FitResult) -> None:
-            results[place] = result
-
-        def failed(reason: str) -> None:
-            results[place] = FitFailure(task.client, reason)
-
-        return Job("fit", task, done, failed, common)
 
     def _order(self, tasks: Sequence[FitTask]) -> list[int]:
         """Return the indices of the tasks in the order to start them: at the end of a round, the longest fit first."""
@@ -137,11 +127,7 @@ class Dispatcher(Runner):
 
     def evaluate(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
         """Evaluate the models in the next worker that is free, while others fit."""
-
-        def failed(reason: str) -> None:
-            raise InputError(f"Expected the round's model to be evaluated but {reason}")
-
-        self._again.append(Job("evaluate", {"models": dict(models), "buffers": buffers}, done, failed))
+        self._again.append(Job("evaluate", {"models": dict(models), "buffers": buffers}, done))
 
     def finish(self) -> None:
         """Wait until every worker is idle and every evaluation is done."""
@@ -195,8 +181,10 @@ class Dispatcher(Runner):
         job.attempts += 1
         if job.attempts < ATTEMPTS:
             self._again.append(job)
+        elif job.kind == "fit":
+            job.done(FitFailure(job.content.client, reason))
         else:
-            job.failed(reason)
+            raise InputError(f"Expected the round's model to be evaluated but {reason}")
 
     def _take(self) -> None:
         """Wait for workers and process their messages."""

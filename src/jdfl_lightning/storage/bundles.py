@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Len
 
 from jdfl_lightning.core.errors import StorageError, reading
 from jdfl_lightning.core.files import checked, write_whole
@@ -25,7 +26,7 @@ class _Header:
     """What a bundle stores besides tensors, whose first dimension is the clients."""
 
     round: Annotated[int, Ge(1)]
-    clients: list[int]
+    clients: Annotated[list[int], Len(1)]
     digests: list[str]
     """A checksum for each client, so that one state can be read without the others."""
 
@@ -36,10 +37,10 @@ class Bundle:
 
     file: Path
     round: int
-    clients: set[int] | None
-    """Those whose states in it are still needed; None if the file is damaged, so that nobody knows."""
-    size: int = 0
-    """The number of states in the file."""
+    clients: set[int]
+    """Those whose states in it are still needed."""
+    size: int
+    """The number of states in the file; 0 if it is damaged, so that nobody knows whose they are."""
 
 
 class Bundles:
@@ -54,38 +55,38 @@ class Bundles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[int, list[Bundle]] | None = None
-        """By round; None before the first look at the folder, as most runs have no bundles."""
+        self._known: defaultdict[int, dict[Path, Bundle]] | None = None
+        """By round and file; None before the first look at the folder, as most runs have no bundles."""
 
     @property
-    def _all(self) -> dict[int, list[Bundle]]:
+    def _all(self) -> defaultdict[int, dict[Path, Bundle]]:
         if self._known is None:
-            self._known = {}
+            self._known = defaultdict(dict)
             names = os.listdir(self._folder) if self._folder.is_dir() else []  # noqa: PTH208 - there may be many
             for found in filter(None, map(_BUNDLE.fullmatch, sorted(names))):
                 file, round = self._folder / found[0], int(found[1])
                 try:
-                    clients: set[int] | None = set(_read(file, round)[0].clients)
+                    clients = set(_read(file, round)[0].clients)
                 except StorageError:
-                    clients = None
-                self._known.setdefault(round, []).append(Bundle(file, round, clients, len(clients or ())))
+                    clients = set()
+                self._known[round][file] = Bundle(file, round, clients, len(clients))
         return self._known
 
     def find(self, client: int, round: int) -> Bundle | None:
         """Return the bundle with a client's state of a round, or one that is damaged and may have it; None if none."""
         damaged = None
-        for bundle in self._all.get(round, ()):
-            if bundle.clients is None:
-                damaged = bundle
-            elif client in bundle.clients:
+        for bundle in self._all[round].values():
+            if client in bundle.clients:
                 return bundle
+            if not bundle.size:
+                damaged = bundle
         return damaged
 
     def kept(self) -> list[tuple[int, int]]:
         """Return (client, round) of all states."""
         self._known = None  # another process may have been here
-        bundles = [bundle for some in self._all.values() for bundle in some]
-        return [(client, bundle.round) for bundle in bundles for client in bundle.clients or ()]
+        bundles = [bundle for some in self._all.values() for bundle in some.values()]
+        return [(client, bundle.round) for bundle in bundles for client in bundle.clients]
 
     def save(self, round: int, states: Mapping[int, Record], durable: bool) -> bool:
         """Save states in one file; return False if they are too few or of different forms, and nothing is saved.
@@ -110,8 +111,7 @@ class Bundles:
         round, clients = header.round, header.clients
         file = self._folder / f"bundle-{round}-{min(clients)}-{len(clients)}.safetensors"
         write_whole(file, as_file(stacked, json.dumps(vars(header))), private=True, durable=durable)
-        others = [other for other in self._all.get(round, ()) if other.file != file]
-        self._all[round] = [*others, Bundle(file, round, set(clients), len(clients))]
+        self._all[round][file] = Bundle(file, round, set(clients), len(clients))
 
     def load(self, bundle: Bundle, clients: Collection[int]) -> dict[int, Record | StorageError]:
         """Read states of a bundle; a client whose state is damaged has an error instead."""
@@ -135,13 +135,13 @@ class Bundles:
 
     def discard(self, round: int, clients: Collection[int]) -> None:
         """Remove the bundles with states of a round that are saved anew: they are of an attempt that was void."""
-        for bundle in self._all.get(round, ()):
-            if bundle.clients is not None and not bundle.clients.isdisjoint(clients):
+        for bundle in list(self._all[round].values()):
+            if not bundle.clients.isdisjoint(clients):
                 self._drop(bundle)
 
     def _drop(self, bundle: Bundle) -> None:
         bundle.file.unlink(missing_ok=True)
-        self._all[bundle.round] = [other for other in self._all[bundle.round] if other is not bundle]
+        del self._all[bundle.round][bundle.file]
 
     def shrink(self, fully: bool) -> None:
         """Free the place of states that are no longer needed.
@@ -150,9 +150,9 @@ class Bundles:
             fully: also in bundles that are at least half full, so that what is left in the end does not depend on when
                 a state was removed.
         """
-        for bundle in [bundle for some in self._all.values() for bundle in some if bundle.clients is not None]:
-            left = len(bundle.clients or ())
-            if left == 0:
+        for bundle in [bundle for some in self._all.values() for bundle in some.values()]:
+            left = len(bundle.clients)
+            if bundle.size and not left:
                 self._drop(bundle)
             elif left < bundle.size if fully else 2 * left < bundle.size:
                 self._rewrite(bundle)
@@ -163,7 +163,7 @@ class Bundles:
             header, stacked = _read(bundle.file, bundle.round)
         except StorageError:  # damaged: it is reported when it is used
             return
-        rows = [row for row, client in enumerate(header.clients) if client in (bundle.clients or ())]
+        rows = [row for row, client in enumerate(header.clients) if client in bundle.clients]
         clients, digests = [header.clients[row] for row in rows], [header.digests[row] for row in rows]
         stacked = {name: tensor[rows] for name, tensor in stacked.items()}
         self._write(_Header(bundle.round, clients, digests), stacked, durable=True)

@@ -15,7 +15,7 @@ import torch
 from annotated_types import Ge
 
 from jdfl_lightning.core.errors import StorageError, reading
-from jdfl_lightning.core.files import checked, in_threads, is_aside, remove_asides, sync
+from jdfl_lightning.core.files import checked, remove_asides, sync
 from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.storage.bundles import Bundle, Bundles
 from jdfl_lightning.storage.records import KEY, load_record, open_record, save_record
@@ -24,7 +24,6 @@ CHECKPOINTS, CLIENTS = "checkpoints", "clients"
 """Subfolders of a run folder."""
 
 _STATE = re.compile(r"(\d+)-(\d+)\.safetensors")
-_CHECKPOINT = re.compile(r"(\d+)\.safetensors")
 
 
 def _make(folder: Path) -> None:
@@ -68,14 +67,15 @@ class ClientStates:
 
     def recall_all(self, wanted: Mapping[int, int]) -> dict[int, Record | None]:
         """Return the states of several clients, each after a round, as `recall` does."""
-        alone: list[int] = []
-        together: dict[Bundle, list[int]] = {}
+        together: dict[Bundle | None, list[int]] = {}
         for client, round in wanted.items():
-            bundle = self._bundle(client, round)
-            (alone if bundle is None else together.setdefault(bundle, [])).append(client)
-        found = dict(zip(alone, in_threads(lambda client: self.recall(client, wanted[client]), alone), strict=True))
-        for states in in_threads(lambda bundle: self._bundles.load(bundle, together[bundle]), together):
-            for client, state in states.items():
+            together.setdefault(self._bundle(client, round), []).append(client)
+        found: dict[int, Record | None] = {}
+        for bundle, clients in together.items():
+            if bundle is None:
+                found |= {client: self.recall(client, wanted[client]) for client in clients}
+                continue
+            for client, state in self._bundles.load(bundle, clients).items():
                 found[client] = self._reset(client, wanted[client], state) if isinstance(state, StorageError) else state
         return found
 
@@ -108,7 +108,7 @@ class ClientStates:
     def _bundle(self, client: int, round: int) -> Bundle | None:
         """Return the bundle of a state; None if it has a file of its own, as a damaged bundle of its round has not."""
         bundle = self._bundles.find(client, round)
-        damaged = bundle is not None and bundle.clients is None
+        damaged = bundle is not None and not bundle.size
         return None if damaged and self._file(client, round).exists() else bundle
 
     def load(self, client: int, round: int) -> Record:
@@ -163,7 +163,7 @@ class ClientStates:
         """Remove states, each a (client, round); fully: files with others too are written anew at once."""
         for client, round in states:
             bundle = self._bundles.find(client, round)
-            if bundle is None or bundle.clients is None:
+            if bundle is None or not bundle.size:
                 self._file(client, round).unlink(missing_ok=True)
             else:
                 bundle.clients.remove(client)
@@ -308,10 +308,9 @@ class Checkpoints:
                 named[number] = self._named[number] if number in self._named else read_header(self.file(number)).clients
             except StorageError:  # damaged: remove it with its states
                 self.file(number).unlink(missing_ok=True)
-        for file in self.folder.iterdir():
-            ours = _CHECKPOINT.fullmatch(file.name) or is_aside(file.name)
-            if ours and file not in map(self.file, kept):
-                file.unlink(missing_ok=True)
+        for number in set(self.rounds()) - set(kept):
+            self.file(number).unlink(missing_ok=True)
+        remove_asides(self.folder)
         self._named, self._newest, self._durable = named, newest, round
         self.forget(self.states.kept(), fully=True)
 
