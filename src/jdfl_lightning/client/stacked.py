@@ -31,7 +31,6 @@ class StackedClient:
     params: Tensors
     """Views of its part of the stack, with gradients that are views too."""
     module: JointModule
-    num_steps: int
     accumulate_grad_batches: int = 1
     optimizers: tuple[()] = ()
 
