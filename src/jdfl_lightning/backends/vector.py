@@ -98,7 +98,7 @@ class VectorRunner(LocalRunner):
                 fits.append(begin_fit(workspace, task, state))
                 if (second := begin_second(workspace, task, state)) is not None:
                     seconds.append(second)
-            if not all(has_known_hooks(type(fit.update)) and not fit.task.every_epoch for fit in fits):
+            if not all(has_known_hooks(fit.update) and not fit.task.every_epoch for fit in fits):
                 return "its algorithm acts between the steps of a fit"
             results: list[FitResult | FitFailure] = []
             new: dict[int, Record] = {}

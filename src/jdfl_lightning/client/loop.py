@@ -41,12 +41,17 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
     """
     if not options.are_plain or type(module) is not JointModule or module.lr_scheduler is not None:
         return False
-    return module.loss_term is not None and has_known_hooks(type(update))
+    return module.loss_term is not None and has_known_hooks(update)
+
+
+def has_known_hooks(update: LocalUpdate) -> bool:
+    """Return whether all hooks of a callback are this package's own and called by `PlainLoop`."""
+    kind: Any = type(update)
+    return _has_known_hooks(kind)
 
 
 @cache
-def has_known_hooks(kind: Any) -> bool:
-    """Return whether all hooks of a callback's class are this package's own and called by `PlainLoop`."""
+def _has_known_hooks(kind: type[LocalUpdate]) -> bool:
     return all(
         name in _HOOKS and getattr(kind, name).__module__.startswith("jdfl_lightning.")
         for name, hook in vars(pl.Callback).items()

@@ -185,8 +185,6 @@ def _run(layer: nn.Module, params: Tensors, inputs: Tensor) -> Tensor:
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     if type(layer) is nn.Linear and not hooked and params.keys() == {"weight", "bias"} and inputs.ndim == 3:
         return _linear(params["weight"], params["bias"], inputs)
-    if type(layer) is nn.Identity and not hooked:
-        return inputs
     if not hooked and _is_chain(layer) and (params or not isinstance(layer, Backbone)):
         for name, part in layer._modules.items():
             assert part is not None
