@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassCalibrationError
 
 from jdfl_lightning.client.evaluation import Scores, examine_without_trainer, further_parts, part_batches
 from jdfl_lightning.client.fit import Workspace
@@ -45,9 +45,9 @@ class _Examiner(pl.LightningModule):
     def __init__(self, module: JointModule, num_groups: int, score: Score) -> None:
         super().__init__()
         self.module, self.score, head = module, score, module.head
-        self.confusion = MulticlassConfusionMatrix(head.num_classes)
         self.calibration = nn.ModuleDict({name: MulticlassCalibrationError(head.num_classes) for name in _CALIBRATED})
-        self.right = torch.zeros(num_groups, dtype=torch.long)
+        self.confusion = torch.zeros(num_groups, head.num_classes, head.num_classes, dtype=torch.long)
+        """For each domain, the numbers of images of each class that are predicted as each class."""
         self.chosen = torch.zeros(num_groups, head.num_domains, dtype=torch.long)
         """For each domain, the numbers of images whose largest output is of each pseudo-domain."""
 
@@ -57,15 +57,13 @@ class _Examiner(pl.LightningModule):
         logits: Tensor = self.module(images)
         logits, num_classes = logits.to(torch.promote_types(logits.dtype, torch.float32)), self.module.head.num_classes
         predicted = predict_class(logits, num_classes, self.score)
-        self.confusion.update(predicted, labels)
         for name in _CALIBRATED:
             probabilities = class_scores(logits, num_classes, name).softmax(dim=-1)
             self.calibration[name].update(probabilities.nan_to_num(), labels)  # type: ignore[operator]
         chosen, _ = split_index(logits.argmax(dim=1), num_classes)
-        domains, groups, count = domains.cpu(), len(self.chosen), self.chosen.shape[1]
-        self.right += torch.bincount(domains[(predicted == labels).cpu()], minlength=groups)
-        pairs = torch.bincount(domains * count + chosen.cpu(), minlength=groups * count)
-        self.chosen += pairs.view(groups, count)
+        one, domains = torch.tensor(1), domains.cpu()
+        self.confusion.index_put_((domains, labels.cpu(), predicted.cpu()), one, accumulate=True)
+        self.chosen.index_put_((domains, chosen.cpu()), one, accumulate=True)
 
 
 def _examine_part(workspace: Workspace, weights: Tensors, buffers: Tensors, part: str) -> dict[str, Any]:
@@ -80,10 +78,10 @@ def _examine_part(workspace: Workspace, weights: Tensors, buffers: Tensors, part
             else:
                 silent_trainer(options).test(examiner, loader, verbose=False)
         errors = {name: float(metric.compute()) for name, metric in examiner.calibration.items()}  # type: ignore[operator]
-        confusion = examiner.confusion.compute().cpu()
-    seen = examiner.chosen.sum(dim=1).tolist()
+    right = examiner.confusion.diagonal(dim1=1, dim2=2).sum(dim=1).tolist()
+    seen, confusion = examiner.chosen.sum(dim=1).tolist(), examiner.confusion.sum(dim=0)
     own = range(len(data.domain_names)) if part == "test" else range(len(data.domain_names), len(names))
-    scores = Scores.of({names[group]: (int(examiner.right[group]), seen[group]) for group in own})
+    scores = Scores.of({names[group]: (right[group], seen[group]) for group in own})
     recalls = (confusion.diagonal() / confusion.sum(dim=1)).tolist()  # NaN for a class without images
     known = [recall for recall in recalls if not math.isnan(recall)]
     each = [accuracy for accuracy in scores.domains.values() if not math.isnan(accuracy)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import lightning.pytorch as pl
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from jdfl_lightning.algorithms.base import SECOND, LocalUpdate
@@ -105,37 +105,34 @@ def examine_without_trainer(module: pl.LightningModule, loader: BatchLoader) -> 
 class _TakeDown(pl.Callback):
     """Records the counts of a module before it logs them as accuracies."""
 
-    def __init__(self) -> None:
-        self.counts: list[tuple[int, int]] = []
+    counts: Tensor
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Record the counts; Lightning calls callbacks before the module."""
         assert isinstance(pl_module, JointModule)
-        right, seen = pl_module.test_accuracy.counts.tolist()
-        self.counts = list(zip(right, seen, strict=True))
+        self.counts = pl_module.test_accuracy.counts.cpu()
 
 
 def count(workspace: Workspace, weights: Tensors, buffers: Tensors, part: str = "test") -> Counts:
     """Evaluate a model on the images of a part that this process has."""
     module, data = workspace.module(weights, buffers), workspace.data
     names = [*data.domain_names, *data.unseen_names]
-    found = [(0, 0)] * len(names)
+    found = torch.zeros(2, len(names), dtype=torch.long)
     for loader in part_batches(workspace, module, part):
-        more = count_batches(workspace, module, loader)
-        found = [(right + also, seen + all_) for (right, seen), (also, all_) in zip(found, more, strict=True)]
-    counts = dict(zip(names, found, strict=True))
+        found += count_batches(workspace, module, loader)
+    counts = {name: (right, seen) for name, right, seen in zip(names, *found.tolist(), strict=True)}
     return {name: counts[name] for name in (data.unseen_names if part == "unseen" else data.domain_names)}
 
 
-def count_batches(workspace: Workspace, module: JointModule, loader: BatchLoader) -> list[tuple[int, int]]:
-    """Return, for every domain, the numbers of images of a loader that are classified correctly, and of all."""
+def count_batches(workspace: Workspace, module: JointModule, loader: BatchLoader) -> Tensor:
+    """Return, for every domain, how many images of a loader are classified correctly, and of all (2, domains)."""
     options = workspace.experiment.trainer
     if options.are_plain and type(module) is JointModule:
         module.test_accuracy.reset()
         examine_without_trainer(module, loader)
-        right, seen = module.test_accuracy.counts.tolist()
+        counts = module.test_accuracy.counts
         module.test_accuracy.reset()
-        return list(zip(right, seen, strict=True))
+        return counts
     taken = _TakeDown()
     with quiet():
         silent_trainer(options, callbacks=[taken]).test(module, loader, verbose=False)
@@ -206,8 +203,8 @@ def evaluate_personal(workspace: Workspace, task: FitTask, state: Record) -> Fit
     own = fit.weights, fit.buffers
     if experiment.algorithm.has_second_model:
         own = fit.weights | state[SECOND[0]], fit.buffers | state.get(SECOND[1], {})
-    models = {GLOBAL: workspace.complete(task.weights, task.buffers, num_domains=_num_domains(workspace, fit.weights))}
-    models[PERSONAL] = own
+    num_domains = len(fit.weights["head.weight"]) // len(workspace.data.class_names)
+    models = {GLOBAL: workspace.complete(task.weights, task.buffers, num_domains=num_domains), PERSONAL: own}
     if experiment.finetune_epochs:
         weights, buffers, _ = run_fit(workspace, fit)
         models[FINETUNED] = weights, buffers
@@ -221,12 +218,8 @@ def evaluate_personal(workspace: Workspace, task: FitTask, state: Record) -> Fit
             estimate_statistics(module, loaders["domain"])
         for images, loader in loaders.items():
             counts, suffix = count_batches(workspace, module, loader), IMAGES[images]
-            found[name + suffix], found[SEEN + suffix] = (float(sum(column)) for column in zip(*counts, strict=True))
+            found[name + suffix], found[SEEN + suffix] = counts.sum(dim=1).double().tolist()
     return FitResult(client=task.client, num_examples=len(fit.loader.indices), num_steps=0, metrics=found)
-
-
-def _num_domains(workspace: Workspace, weights: Tensors) -> int:
-    return len(weights["head.weight"]) // len(workspace.data.class_names)
 
 
 def own_scorer(weights: Tensors, domain: int, num_classes: int) -> Tensors:

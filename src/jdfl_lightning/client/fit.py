@@ -51,7 +51,7 @@ def train(
     randomness = isolated_randomness(update.task.seed, "fit", *update.task.where)
     if isinstance(module, JointModule) and needs_no_trainer(module, update, options):
         with randomness:
-            PlainLoop(module, loader, update).fit(epochs)
+            PlainLoop(module, loader, update, epochs).fit()
         return snapshot(module.trainable()), {}
     with quiet(), randomness:
         trainer = silent_trainer(options, epochs, [update, *(part.build() for part in options.callbacks)], max_steps)
@@ -86,6 +86,11 @@ class LocalFit:
     """The network's other tensors at the start."""
     report: tuple[Record, Record] | None = None
     """The algorithm's upload and new state, if they were made with those of other clients."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole fit, if one is taken for each batch."""
+        return self.epochs * len(self.loader)
 
     @property
     def discovering(self) -> bool:

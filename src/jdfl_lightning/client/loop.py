@@ -41,9 +41,7 @@ def needs_no_trainer(module: pl.LightningModule, update: LocalUpdate, options: T
     """
     if not options.are_plain or type(module) is not JointModule or module.lr_scheduler is not None:
         return False
-    if module.loss_term is None:
-        return False
-    return has_known_hooks(update)
+    return module.loss_term is not None and has_known_hooks(update)
 
 
 def has_known_hooks(update: LocalUpdate) -> bool:
@@ -84,22 +82,22 @@ class PlainLoop:
         module: the module; its optimizer is that of `configure_optimizers`.
         loader: its training batches.
         update: the algorithm's callback for this fit.
+        epochs: passes through the loader.
     """
 
     accumulate_grad_batches = 1
 
-    def __init__(self, module: JointModule, loader: Iterable[Any], update: LocalUpdate) -> None:
+    def __init__(self, module: JointModule, loader: Iterable[Any], update: LocalUpdate, epochs: int) -> None:
         self.module, self.train_dataloader, self.update = module, loader, update
-        self.max_epochs = 0
+        self.max_epochs = epochs
         self.optimizers: list[Optimizer] = [module.configure_optimizers()]
         self._trainer = cast(pl.Trainer, self)
         self._rates: dict[str, float] = {}
         """The learning rate of each parameter that is sent."""
         self._is_plain = _takes_plain_steps(self.optimizers[0])
 
-    def fit(self, epochs: int) -> None:
-        """Train for some passes through the loader."""
-        self.max_epochs = epochs
+    def fit(self) -> None:
+        """Train for all epochs."""
         module, update, trainer = self.module, self.update, self._trainer
         if not module.training:  # to set it takes long, as every layer has it
             module.train()
@@ -108,7 +106,7 @@ class PlainLoop:
             names = {id(param): name for name, param in module.trainable().items() if name in update.lr_sums}
             groups = self.optimizers[0].param_groups
             self._rates = {names[id(p)]: float(g["lr"]) for g in groups for p in g["params"] if id(p) in names}
-            for _ in range(epochs):
+            for _ in range(self.max_epochs):
                 for number, batch in enumerate(self.train_dataloader):
                     update.on_train_batch_start(trainer, module, batch, number)
                     loss = self._plain_step(batch, number) if self._is_plain else self._step(batch, number)

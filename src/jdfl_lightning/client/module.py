@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -25,21 +26,6 @@ from jdfl_lightning.regularizers import Step, Term
 
 Batch = Sequence[Tensor]
 """Images (B, 3, H, W), class labels (B,) and, where they matter, domains (B,)."""
-
-
-SUPPLIED = (
-    "backbone",
-    "in_features",
-    "num_classes",
-    "domains",
-    "score",
-    "targets",
-    "regularizers",
-    "lr",
-    "momentum",
-    "weight_decay",
-)
-"""Arguments of a `JointModule` that are a run's to give."""
 _OF_A_FIT = ("targets", "regularizers")
 """Parts of the module that every fit replaces; all others are the network."""
 
@@ -255,3 +241,7 @@ class JointModule(pl.LightningModule):
         frozen = {name: param for name, param in self.named_parameters() if not param.requires_grad}
         tensors = {**dict(self.named_buffers()), **frozen}
         return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in _OF_A_FIT}
+
+
+SUPPLIED = tuple(inspect.signature(JointModule).parameters)
+"""Arguments of a `JointModule` that are a run's to give."""

@@ -73,8 +73,7 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     Returns:
         The trained parameters of each, in the order of the fits.
     """
-    num_steps = [fit.epochs * len(fit.loader) for fit in fits]
-    order = sorted(range(len(fits)), key=lambda place: -num_steps[place])  # those that still train come first
+    order = sorted(range(len(fits)), key=lambda place: -fits[place].num_steps)  # those that still train come first
     members = [fits[place] for place in order]
     updates = [fit.update for fit in members]
     module = workspace.module(members[0].weights, members[0].buffers).train()
@@ -89,7 +88,7 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
         params = {} if together else {name: value[place].requires_grad_() for name, value in values.items()}
         for name, stacked in gradients.items():
             params[name].grad = stacked[place]
-        clients.append(StackedClient(fit, params, module, num_steps[order[place]]))
+        clients.append(StackedClient(fit, params, module))
         if together is None:
             clients[-1].hook("on_train_start")
         else:
@@ -102,8 +101,8 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     steps = _Steps(workspace.experiment.local_optimizer, values, members[0].lr_factor, workspace.experiment.head_lr)
     told = {name: steps.rates[name] for name in sent}
     losses = torch.zeros(len(members))
-    for step in range(clients[0].num_steps):
-        active = [client for client in clients if step < client.num_steps]
+    for step in range(members[0].num_steps):
+        active = [client for client in clients if step < client.fit.num_steps]
         batches = plan.take(step, active)
         live = {name: value[: len(active)].detach().requires_grad_() for name, value in values.items()}
         changes, loss = _gradients(module, batches, targets, live)
@@ -186,8 +185,6 @@ def _run(layer: nn.Module, params: Tensors, inputs: Tensor) -> Tensor:
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     if type(layer) is nn.Linear and not hooked and params.keys() == {"weight", "bias"} and inputs.ndim == 3:
         return _linear(params["weight"], params["bias"], inputs)
-    if type(layer) is nn.Identity and not hooked:
-        return inputs
     if not hooked and _is_chain(layer) and (params or not isinstance(layer, Backbone)):
         for name, part in layer._modules.items():
             assert part is not None

@@ -31,7 +31,6 @@ class StackedClient:
     params: Tensors
     """Views of its part of the stack, with gradients that are views too."""
     module: JointModule
-    num_steps: int
     accumulate_grad_batches: int = 1
     optimizers: tuple[()] = ()
 
@@ -252,11 +251,9 @@ class StackedCorrection:
 
     def apply(self, name: str, gradient: Tensor, value: Tensor) -> Tensor:
         """Return the gradients of a parameter with the corrections of the clients that still train."""
-        pulled = gradient  # not to be changed itself: two parameters may share one
         if name in self._anchors:
             strengths = self._strengths[: len(value)].to(value.dtype).view(-1, *[1] * (value.ndim - 1))
-            pulled = (value - self._anchors[name][: len(value)]).mul_(strengths).add_(gradient)
+            gradient = (value - self._anchors[name][: len(value)]).mul_(strengths).add_(gradient)
         if name in self._shifts:
-            shift = self._shifts[name][: len(value)]
-            return pulled + shift if pulled is gradient else pulled.add_(shift)
-        return pulled
+            gradient = gradient + self._shifts[name][: len(value)]  # a new one: two parameters may share theirs
+        return gradient

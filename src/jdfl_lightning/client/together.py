@@ -22,8 +22,10 @@ def stacked_update(updates: Sequence[LocalUpdate]) -> LocalUpdate | None:
     """
     first, kind = updates[0], type(updates[0])
     forms = {
-        tuple((group, name, own[group][name].shape, own[group][name].dtype) for group, name in sorted(_names(own)))
-        for own in (update.state for update in updates)
+        frozenset(
+            (group, name, own.shape, own.dtype) for group, named in update.state.items() for name, own in named.items()
+        )
+        for update in updates
     }
     sent = {(type(update), id(update.task.weights), id(update.task.server)) for update in updates}
     changed = [name for name in ("correct", "loss", "losses") if getattr(kind, name) is not getattr(LocalUpdate, name)]
@@ -36,10 +38,6 @@ def stacked_update(updates: Sequence[LocalUpdate]) -> LocalUpdate | None:
     }
     together.weight = torch.tensor([update.weight for update in updates], dtype=torch.float64)
     return together
-
-
-def _names(record: Record) -> list[tuple[str, str]]:
-    return [(group, name) for group, named in record.items() for name in named]
 
 
 def report_together(update: LocalUpdate, weights: Tensors, own: Sequence[LocalUpdate]) -> list[tuple[Record, Record]]:

@@ -237,12 +237,10 @@ class Workspace:
         if module.live is None and type(module) is JointModule and self.experiment.trainer.are_plain:
             module.live = module.trainable(), module.statistics()  # no subclass or Trainer exchanges them
         dtype = weights["head.weight"].dtype
+        values = {**weights, **buffers}
         with torch.no_grad():
-            for live, values in ((module.trainable(), weights), (module.statistics(), buffers)):
-                for name, tensor in live.items():
-                    if (
-                        tensor.is_floating_point() and tensor.dtype != dtype
-                    ):  # it is single before a process's first fit
-                        tensor.data = tensor.data.to(dtype)
-                    tensor.copy_(values[name])
+            for name, tensor in {**module.trainable(), **module.statistics()}.items():
+                if tensor.is_floating_point() and tensor.dtype != dtype:  # it is single before a process's first fit
+                    tensor.data = tensor.data.to(dtype)
+                tensor.copy_(values[name])
         return module
