@@ -13,7 +13,7 @@ from torch import Tensor
 from jdfl_lightning.backends.base import state_of
 from jdfl_lightning.client.evaluation import evaluate
 from jdfl_lightning.client.fit import Workspace, fit_client
-from jdfl_lightning.clustering.clusters import PseudoDomains, cluster
+from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.messages import FitTask, RoundContext
@@ -121,27 +121,18 @@ def _estimates(workspace: Workspace, display: Display) -> dict[str, Estimate]:
 
 
 def _task(workspace: Workspace, client: int) -> tuple[FitTask, str]:
-    """Return the request of a client in round 1, with pseudo-domains that stand for those of a discovery."""
-    experiment = workspace.experiment
-    domains, how_many = _stand_in(experiment, client)
+    """Return the request of a client in round 1, and the number of pseudo-domains: as given, or as of domains."""
+    experiment, data, seed = workspace.experiment, workspace.data, workspace.experiment.seed_everything
+    domains, how_many = None, "no pseudo-domains"
+    if experiment.needs_discovery:
+        given, criterion = experiment.num_domains, experiment.clustering.criterion
+        count = given or max(1, min(len(data.domain_names), experiment.discovery_clients))
+        members = sorted([client, *[other for other in range(data.num_clients) if other != client][: count - 1]])
+        domains = cluster(Updates(members, torch.eye(count)), count, criterion, count, seed)
+        how_many = f"M = {count}" + ("" if given else ", the number of domains; discovery may find another")
     state, _ = initial_state(workspace, domains)
-    context = RoundContext(1, len(experiment.data.client_sizes), 1, experiment.seed_everything)
-    [task] = make_tasks(experiment, state, domains, [client], context)
+    [task] = make_tasks(experiment, state, domains, [client], RoundContext(1, len(data.client_sizes), 1, seed))
     return task, how_many
-
-
-def _stand_in(experiment: Experiment, client: int) -> tuple[PseudoDomains | None, str]:
-    """Return as many pseudo-domains as are given, or as there are domains; None for the baseline."""
-    if not experiment.needs_discovery:
-        return None, "no pseudo-domains"
-    given, data = experiment.num_domains, experiment.data
-    count = given or max(1, min(len(data.domain_names), experiment.discovery_clients))
-    members = sorted([client, *[other for other in range(data.num_clients) if other != client][: count - 1]])
-    vectors = torch.eye(count)
-    found = cluster(
-        Updates(members, vectors), count, experiment.clustering.criterion, count, experiment.seed_everything
-    )
-    return found, f"M = {count}" + ("" if given else ", the number of domains; discovery may find another")
 
 
 def _with_parts(workspace: Workspace, **parts: Any) -> Workspace:
