@@ -24,8 +24,7 @@ from jdfl_lightning.server.phase1 import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
 from jdfl_lightning.storage.weights import load_model
-from jdfl_lightning.studies.hub import load_folder
-from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_saved, separate
+from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_folder, load_saved, separate
 from jdfl_lightning.ui.display import Display, progress_display
 
 if TYPE_CHECKING:
