@@ -230,7 +230,6 @@ def _card(header: ModelHeader, run: SavedRun, which: Which) -> str:
     data = config.get("data", {})
     arguments = data.get("init_args", {}) if isinstance(data, dict) else {}
     name, algorithm, supervision = (_class(config.get(key)) for key in ("data", "algorithm", "supervision"))
-    found = run.discovery
     protocol = [("data", name), *((key, arguments[key]) for key in _DATA if key in arguments)]
     protocol += [("algorithm", algorithm), ("supervision", supervision)]
     protocol += [(key, config[key]) for key in _SHOWN if config.get(key) is not None]
@@ -240,7 +239,7 @@ def _card(header: ModelHeader, run: SavedRun, which: Which) -> str:
         "card.md",
         header=header,
         data=name,
-        num_domains=None if found is None else found["num_domains"],
+        num_domains=None if run.discovery is None else run.discovery["num_domains"],
         protocol=protocol,
         round=int(row["round"]),
         rounds=len(run.rows),

@@ -136,8 +136,7 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise InputError(f"Expected an image or a folder of images but there is no {path}.")
-        below = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
-        images += below
+        images += sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
     if not images:
         raise InputError(f"Expected images but found none in {', '.join(map(str, paths))}.")
     return images

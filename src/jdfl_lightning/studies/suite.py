@@ -38,8 +38,6 @@ Parse = Callable[[Sequence[str]], Experiment]
 """Turns command-line arguments into settings."""
 Pairs = Mapping[tuple[str, str], Experiment]
 """Settings by algorithm (empty for that of the settings) and supervision."""
-_WORD = "a word of lower-case letters and digits"
-"""Names of algorithms, which are part of folder names."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,8 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
         left = [run for run in runs if not _is_finished(run)]
         if len(left) < len(runs):
             display.say(f"{len(runs) - len(left)} of {len(runs)} runs are finished")
-        _load_images(left, display)
+        if left:
+            _load_images(left[0].data, display)
         failures: dict[str, str] = {}
         for number, run in enumerate(left, start=1):
             name = Path(str(run.run_dir)).name
@@ -240,17 +239,15 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
         ]
 
 
-def _load_images(runs: Sequence[Experiment], display: Display) -> None:
+def _load_images(data: DomainDataModule, display: Display) -> None:
     """Load the images of the first run; raise an `InputError` if there are none, which each run would say again."""
-    data = runs[0].data if runs else None
-    if data is not None and data.roster is None:
-        data.progress = display.step
-        try:
-            data.load_once()
-        except InputError:
-            raise
-        except Exception:  # of the user's own class: the runs report it
-            return
+    data.progress = display.step
+    try:
+        data.load_once()
+    except InputError:
+        raise
+    except Exception:  # of the user's own class: the runs report it
+        return
 
 
 def _is_finished(run: Experiment) -> bool:
@@ -338,7 +335,8 @@ def _named(algorithms: Sequence[Algorithm | str] | Mapping[str, Algorithm] | Non
     """Return algorithms by their names, which are part of folder names."""
     if isinstance(algorithms, Mapping):
         for name, algorithm in algorithms.items():
-            require(re.fullmatch("[a-z0-9_-]+", name) is not None, "every name in argument `algorithms`", _WORD, name)
+            a_word, wanted = re.fullmatch("[a-z0-9_-]+", name), "a word of lower-case letters and digits"
+            require(a_word is not None, "every name in argument `algorithms`", wanted, name)
             require_type(f"argument `algorithms`, {name},", algorithm, Algorithm)
         return dict(algorithms)
     found: dict[str, Algorithm] = {}
