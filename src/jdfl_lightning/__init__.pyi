@@ -95,9 +95,8 @@ from jdfl_lightning.studies.diagnose import (
     diagnose as diagnose,
 )
 from jdfl_lightning.studies.export import export as export
-from jdfl_lightning.studies.hub import from_pretrained as from_pretrained
 from jdfl_lightning.studies.inference import evaluate as evaluate, predict as predict
-from jdfl_lightning.studies.model import TrainedModel as TrainedModel
+from jdfl_lightning.studies.model import TrainedModel as TrainedModel, from_pretrained as from_pretrained
 from jdfl_lightning.studies.run import Run as Run, discover as discover, fit as fit
 from jdfl_lightning.studies.suite import Suite as Suite, suite as suite
 from jdfl_lightning.studies.validation import (

@@ -248,8 +248,8 @@ def predict(
         trust: Import whatever classes the run folder names, even if you did not make it here.
     """
     with starting():
-        from jdfl_lightning.studies.hub import load_folder
         from jdfl_lightning.studies.inference import list_images, predictions, write_predictions
+        from jdfl_lightning.studies.model import load_folder
 
         model, files = load_folder(run, weights, trust), list_images(images)
     unreadable: list[str] = []

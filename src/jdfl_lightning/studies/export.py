@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import lightning
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from jdfl_lightning.client.module import JointModule
-from jdfl_lightning.core.errors import InputError, require_choice, without_stop
+from jdfl_lightning.core.errors import InputError, StorageError, require_choice, without_stop
 from jdfl_lightning.core.files import write_whole
+from jdfl_lightning.core.tensors import snapshot
 from jdfl_lightning.data.transforms import to_input
 from jdfl_lightning.joint import TargetRule
+from jdfl_lightning.models import own_arguments
+from jdfl_lightning.report.markup import render
 from jdfl_lightning.storage.folder import SavedRun, read_run
-from jdfl_lightning.storage.names import Which
-from jdfl_lightning.storage.weights import ModelHeader, kept_weights, load_model
-from jdfl_lightning.studies.hub import plain_header, write_hub
+from jdfl_lightning.storage.names import DOMAIN_PREFIX, Which
+from jdfl_lightning.storage.weights import ModelHeader, SavedModel, kept_weights, load_model
 from jdfl_lightning.studies.inference import folder_of
-from jdfl_lightning.studies.model import TrainedModel, load_to_use
+from jdfl_lightning.studies.model import HUB_CONFIG, HUB_WEIGHTS, LIBRARY, TrainedModel, load_to_use
 
 Format = Literal["onnx", "torch", "lightning", "hub"]
 """onnx: for ONNX Runtime. torch: a program of torch.export. lightning: a checkpoint of JointModule. hub: a folder."""
@@ -35,6 +40,12 @@ _TRIAL = 3
 """Images in the batch that an export is made and checked with."""
 _CLOSE = 1e-4
 """Largest difference of a probability between torch and ONNX Runtime."""
+_SHOWN = (
+    *("seed_everything", "rounds", "client_fraction", "epochs", "batch_size", "lr", "momentum", "weight_decay"),
+    *("num_domains", "head_init"),
+)
+"""Settings that are listed, where a run has them."""
+_DATA = ("num_clients", "test_fraction", "val_fraction", "unseen", "domain_mix", "label_skew", "drop_duplicates")
 
 
 class Classifier(nn.Module):
@@ -86,9 +97,12 @@ def export(
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         raise InputError(f"Expected --output to be new but {place} exists: choose another, or remove it.")
     model, saved = load_to_use(folder, kept, trust), load_model(folder, kept)
-    header = plain_header(saved.header)
+    backbone, arguments = saved.header.backbone, saved.header.backbone_args
+    local = own_arguments(backbone, arguments).keys() - {"freeze", "hidden"}  # files of weights, the cache
+    used = {name: value for name, value in arguments.items() if name not in local}
+    header = replace(saved.header, backbone_args=used, network="")
     if format == "hub":
-        write_hub(place, replace(saved, header=header), found, kept)
+        _write_hub(place, replace(saved, header=header), found, kept)
         return place
     writers = {"onnx": _onnx, "torch": _torch, "lightning": _lightning}
     with warnings.catch_warnings():
@@ -182,3 +196,73 @@ def _lightning(model: TrainedModel, header: ModelHeader) -> bytes:
     out = io.BytesIO()
     torch.save(checkpoint, out)
     return out.getvalue()
+
+
+def _write_hub(folder: Path, saved: SavedModel, run: SavedRun, which: Which) -> None:
+    """Write a model to a new or empty folder.
+
+    Args:
+        folder: the folder.
+        saved: all of its tensors, and its description.
+        run: the run that it comes from, for the card.
+        which: which of the run's weights it has.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error
+    about = {"library": LIBRARY, "version": version(LIBRARY), **asdict(saved.header)}
+    about.pop("network")
+    write_whole(folder / HUB_WEIGHTS, save(snapshot(saved.weights | saved.buffers), {"format": "pt"}))
+    write_whole(folder / "README.md", _card(saved.header, run, which).encode())
+    write_whole(folder / HUB_CONFIG, json.dumps(about, indent=2).encode())
+
+
+def _card(header: ModelHeader, run: SavedRun, which: Which) -> str:
+    """Return the card as Markdown, with the front matter that model hubs read.
+
+    Args:
+        header: description of the model.
+        run: the run that it comes from.
+        which: which of the run's weights it has.
+    """
+    config, row = run.config, run.ends[which]
+    data = config.get("data", {})
+    arguments = data.get("init_args", {}) if isinstance(data, dict) else {}
+    name, algorithm, supervision = (_class(config.get(key)) for key in ("data", "algorithm", "supervision"))
+    protocol = [("data", name), *((key, arguments[key]) for key in _DATA if key in arguments)]
+    protocol += [("algorithm", algorithm), ("supervision", supervision)]
+    protocol += [(key, config[key]) for key in _SHOWN if config.get(key) is not None]
+    domains = {key.removeprefix(DOMAIN_PREFIX): row[key] for key in row if key.startswith(DOMAIN_PREFIX)}
+    accuracies = {"all domains": row["test/acc"], "the worst domain": row["test/acc_worst"]} | domains
+    return render(
+        "card.md",
+        header=header,
+        data=name,
+        num_domains=None if run.discovery is None else run.discovery["num_domains"],
+        protocol=protocol,
+        round=int(row["round"]),
+        rounds=len(run.rows),
+        accuracies={key: "-" if math.isnan(value) else f"{100 * value:.2f} %" for key, value in accuracies.items()},
+        limits=list(_limits(header, run, which)),
+    )
+
+
+def _limits(header: ModelHeader, run: SavedRun, which: Which) -> Iterable[str]:
+    if which == "best" and run.select == "test":
+        yield "The round was picked by these same held-out images, so that the accuracy is flattered."
+    yield "One run, with one seed: other seeds give other numbers."
+    yield "Other domains and other things were not tested: the network names one of its classes for any image."
+    yield "Clients were simulated, or held by sites of one federation; what they hold decides what the network knows."
+    epsilon = next((value for key, value in run.last.items() if key.endswith("epsilon")), None)
+    if epsilon is not None and math.isfinite(epsilon):
+        yield f"Client-level differential privacy with epsilon {epsilon:.3g}."
+    else:
+        yield "No differential privacy: weights may reveal something of the training images."
+    if header.backbone != "PaperCNN":
+        yield f"The network {header.backbone} may have been pretrained: its weights have terms of their own."
+
+
+def _class(value: Any) -> str:
+    """Return the name of a class of the settings."""
+    return str(value.get("class_path", "")).rpartition(".")[2] if isinstance(value, dict) else str(value)

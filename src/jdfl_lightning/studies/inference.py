@@ -24,8 +24,7 @@ from jdfl_lightning.server.phase1 import prepare
 from jdfl_lightning.storage.folder import SavedRun, read_run
 from jdfl_lightning.storage.names import Which
 from jdfl_lightning.storage.weights import load_model
-from jdfl_lightning.studies.hub import load_folder
-from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_saved, separate
+from jdfl_lightning.studies.model import AnyImage, ManyImages, TrainedModel, load_folder, load_saved, separate
 from jdfl_lightning.ui.display import Display, progress_display
 
 if TYPE_CHECKING:
@@ -137,8 +136,7 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise InputError(f"Expected an image or a folder of images but there is no {path}.")
-        below = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
-        images += below
+        images += sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
     if not images:
         raise InputError(f"Expected images but found none in {', '.join(map(str, paths))}.")
     return images

@@ -1,7 +1,9 @@
-"""The network of a finished run, ready to use."""
+"""The network of a finished run, or of an exported model, ready to use."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +12,13 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from jdfl_lightning.client.fit import build_module
 from jdfl_lightning.client.module import SUPPLIED, JointModule
 from jdfl_lightning.core.errors import InputError, plain, without_stop
+from jdfl_lightning.core.files import checked, read_small, refuse_links, require_regular
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.tensors import misfit
 from jdfl_lightning.data.cache import decode, resized
@@ -22,9 +26,12 @@ from jdfl_lightning.data.transforms import Normalize, Resize, to_input
 from jdfl_lightning.joint import JointHead
 from jdfl_lightning.models import OWN_ARGUMENTS, build_backbone, num_features
 from jdfl_lightning.storage.names import Which
-from jdfl_lightning.storage.trust import known_backbone, own_settings, require_known
+from jdfl_lightning.storage.trust import CONFIG, known_backbone, own_settings, require_known
 from jdfl_lightning.storage.weights import ModelHeader, SavedModel, kept_weights, load_model
 
+HUB_CONFIG, HUB_WEIGHTS, LIBRARY = "config.json", "model.safetensors", "jdfl-lightning"
+"""Files of an exported model's folder, and whose they are."""
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 AnyImage: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 """An image: a file, an image of Pillow, or uint8 values (H, W, 3) or (3, H, W)."""
 ManyImages: TypeAlias = AnyImage | Sequence[AnyImage]
@@ -129,6 +136,70 @@ def load_to_use(
     same = (own.get("backbone"), own.get("backbone_args", {})) == (header.backbone, header.backbone_args)
     require_safe(folder, header, trust or (same and header.model in (None, own.get("model"))))
     return build_saved(saved, preprocess)
+
+
+def from_pretrained(source: str | Path, trust: bool = False, preprocess: bool = True) -> TrainedModel:
+    """Read a model that ``export --format hub`` wrote; nothing in it is executed.
+
+    Args:
+        source: the folder; or, if there is none of this name, the id of a model on the Hugging Face hub, which needs
+            the package huggingface_hub.
+        trust: import whatever classes it names, and use whatever arguments it gives them.
+        preprocess: whether the network takes files, images of Pillow, and uint8 arrays or tensors; else it takes float
+            (B, 3, size, size), normalised as in training.
+    """
+    folder = Path(source)
+    if folder.exists():
+        refuse_links(folder, ())
+    else:
+        folder = _fetched(str(source))
+    try:
+        about = json.loads(read_small(folder / HUB_CONFIG).decode())
+        if not isinstance(about, dict) or about.get("library") != LIBRARY:
+            raise ValueError(f"it is not of {LIBRARY}")
+        header = checked(ModelHeader, {key: value for key, value in about.items() if key not in ("library", "version")})
+        require_regular(folder / HUB_WEIGHTS)
+        tensors = load_file(folder / HUB_WEIGHTS)
+    except FileNotFoundError as error:
+        raise InputError(f"Expected an exported model but {folder} has no {Path(error.filename).name}.") from error
+    except Exception as error:  # whatever others have written
+        raise InputError(f"Expected an exported model but {folder} cannot be read: {error}.") from error
+    require_safe(folder, header, vouched=trust)
+    return build_saved(SavedModel(tensors, {}, header), preprocess)
+
+
+def _fetched(name: str) -> Path:
+    """Fetch a model from the Hugging Face hub."""
+    if not _HUB_ID.fullmatch(name):
+        raise InputError(f"Expected a folder of an exported model, or the id of one on the hub, but got {name!r}.")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise InputError(
+            f"Expected a folder but there is no {name}, and huggingface_hub is not installed to look for it on the hub."
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=[HUB_CONFIG, HUB_WEIGHTS]))
+    except Exception as error:  # no network, no such model, no permission
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"Expected a folder, or a model on the hub, but {name} is neither: {reason}") from error
+
+
+def load_folder(folder: Path, which: Which | None = None, trust: bool = False) -> TrainedModel:
+    """Build the network of a run folder, or of an exported model's folder.
+
+    Args:
+        folder: the folder.
+        which: best or last weights of a run; None for the best, or the last if the run keeps no best.
+        trust: whether the user trusts the folder, whoever made it.
+    """
+    if not folder.is_dir():
+        raise InputError(f"Expected a run folder but there is no folder {folder}.")
+    if (folder / CONFIG).exists() or not (folder / HUB_CONFIG).is_file():
+        return load_to_use(folder, which, trust)
+    if which is not None:
+        raise InputError(f"Expected --weights to be left out, as {folder} is an exported model, but got {which}.")
+    return from_pretrained(folder, trust, preprocess=False)
 
 
 def require_safe(folder: Path, header: ModelHeader, vouched: bool) -> None:

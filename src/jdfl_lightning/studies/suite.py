@@ -6,10 +6,9 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jdfl_lightning import algorithms as algorithms_room
 from jdfl_lightning.algorithms import Algorithm
@@ -37,10 +36,8 @@ DISCOVERIES = "discovery"
 
 Parse = Callable[[Sequence[str]], Experiment]
 """Turns command-line arguments into settings."""
-Make = Callable[[str, str], Experiment]
-"""Makes the settings of a run from algorithm (empty for that of the settings) and supervision."""
-_WORD = "a word of lower-case letters and digits"
-"""Names of algorithms, which are part of folder names."""
+Pairs = Mapping[tuple[str, str], Experiment]
+"""Settings by algorithm (empty for that of the settings) and supervision."""
 
 
 @dataclass(frozen=True)
@@ -131,26 +128,22 @@ def plan(parse: Parse, args: Sequence[str], matrix: Combinations) -> tuple[Path,
     for one, many in [*alone, *([] if matrix.unseen is None else [("data.unseen", "unseen")])]:
         given, _ = split_options(args, {one})
         require(not given, f"--{one}", f"left out: --{many} says it,", *(given[:1] or [""]))
-    first = [f"--algorithm={algorithm}" for algorithm in (matrix.algorithms or ())[:1]]
-    common = parse([*first, *args])  # a class before its options
-
-    @cache
-    def make(algorithm: str, supervision: str) -> Experiment:
-        chosen = [f"--algorithm={algorithm}"] if algorithm else []
-        return parse([*chosen, *args, f"--supervision={supervision}"])
-
-    return arrange(common, matrix, make, "".join(Path(config).stem for config in given_values(args, "config")[-1:]))
+    pairs: dict[tuple[str, str], Experiment] = {}
+    for algorithm, supervision in product(matrix.algorithms or [""], matrix.supervisions):
+        first = [f"--algorithm={algorithm}"] if algorithm else []  # a class before its options
+        pairs[algorithm, supervision] = parse([*first, *args, f"--supervision={supervision}"])
+    return arrange(pairs, matrix, "".join(Path(config).stem for config in given_values(args, "config")[-1:]))
 
 
-def arrange(common: Experiment, matrix: Combinations, make: Make, name: str = "") -> tuple[Path, list[Experiment]]:
+def arrange(pairs: Pairs, matrix: Combinations, name: str = "") -> tuple[Path, list[Experiment]]:
     """Return the suite's folder and the settings of every run, in the order in which they are run.
 
     Args:
-        common: settings that the runs share.
+        pairs: the settings of each algorithm with each supervision; all else they share.
         matrix: the combinations to compare.
-        make: makes the settings of a combination.
         name: part of the folder's name, if ``run_dir`` does not say it; that of the data set if empty.
     """
+    common = next(iter(pairs.values()))
     require(common.resume is None, "--resume", "left out: the same command resumes a suite,", common.resume)
     folder = Path(common.run_dir or f"{RUNS}/suite-{name or type(common.data).__name__.lower()}")
     a_run = any((folder / name).exists() for name in (CONFIG, METRICS))
@@ -160,10 +153,10 @@ def arrange(common: Experiment, matrix: Combinations, make: Make, name: str = ""
     targets = folder_names(matrix.supervisions)
     datas = _left_out(common.data, matrix.unseen)
     # by seed first: if time runs out, the comparison is complete up to some seed
-    for seed, unseen, algorithm, supervision in product(matrix.seeds, datas, names, matrix.supervisions):
+    for seed, unseen, (algorithm, supervision) in product(matrix.seeds, datas, pairs):
         numbers = [None] if matrix.num_domains is None or supervision == Plain.short else matrix.num_domains
         for number in numbers:
-            run = make(algorithm, supervision)
+            run = pairs[algorithm, supervision]
             run = run if number is None else replace(run, num_domains=number)
             words = [names[algorithm], targets[supervision]]
             words += [*([] if number is None else [f"m{number}"]), *([] if unseen is None else [_word(unseen)])]
@@ -228,7 +221,8 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
         left = [run for run in runs if not _is_finished(run)]
         if len(left) < len(runs):
             display.say(f"{len(runs) - len(left)} of {len(runs)} runs are finished")
-        _load_images(left, display)
+        if left:
+            _load_images(left[0].data, display)
         failures: dict[str, str] = {}
         for number, run in enumerate(left, start=1):
             name = Path(str(run.run_dir)).name
@@ -245,17 +239,15 @@ def run_suite(folder: Path, runs: Sequence[Experiment], display: Display | None 
         ]
 
 
-def _load_images(runs: Sequence[Experiment], display: Display) -> None:
+def _load_images(data: DomainDataModule, display: Display) -> None:
     """Load the images of the first run; raise an `InputError` if there are none, which each run would say again."""
-    data = runs[0].data if runs else None
-    if data is not None and data.roster is None:
-        data.progress = display.step
-        try:
-            data.load_once()
-        except InputError:
-            raise
-        except Exception:  # of the user's own class: the runs report it
-            return
+    data.progress = display.step
+    try:
+        data.load_once()
+    except InputError:
+        raise
+    except Exception:  # of the user's own class: the runs report it
+        return
 
 
 def _is_finished(run: Experiment) -> bool:
@@ -324,12 +316,11 @@ def suite(
     matrix = Combinations(
         list(chosen) or None, kinds, seeds, num_domains, [unseen] if isinstance(unseen, str) else unseen
     )
-
-    def make(algorithm: str, supervision: str) -> Experiment:
-        target = objects.get(supervision, supervision)
-        return replace(experiment, algorithm=chosen.get(algorithm, experiment.algorithm), supervision=target)  # type: ignore[arg-type]  # or a short name
-
-    folder, runs = arrange(experiment, matrix, make)
+    pairs: dict[tuple[str, str], Experiment] = {}
+    for (name, algorithm), kind in product((chosen or {"": experiment.algorithm}).items(), kinds):
+        target: Any = objects.get(kind, kind)  # or a short name
+        pairs[name, kind] = replace(experiment, algorithm=algorithm, supervision=target)
+    folder, runs = arrange(pairs, matrix)
     with progress_display(progress) as display:
         return Suite(folder, run_suite(folder, runs, display))
 
@@ -344,7 +335,8 @@ def _named(algorithms: Sequence[Algorithm | str] | Mapping[str, Algorithm] | Non
     """Return algorithms by their names, which are part of folder names."""
     if isinstance(algorithms, Mapping):
         for name, algorithm in algorithms.items():
-            require(re.fullmatch("[a-z0-9_-]+", name) is not None, "every name in argument `algorithms`", _WORD, name)
+            a_word, wanted = re.fullmatch("[a-z0-9_-]+", name), "a word of lower-case letters and digits"
+            require(a_word is not None, "every name in argument `algorithms`", wanted, name)
             require_type(f"argument `algorithms`, {name},", algorithm, Algorithm)
         return dict(algorithms)
     found: dict[str, Algorithm] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from jdfl_lightning.backends.base import state_of
 from jdfl_lightning.client.evaluation import evaluate
 from jdfl_lightning.client.fit import Workspace, fit_client
-from jdfl_lightning.clustering.clusters import PseudoDomains, cluster
+from jdfl_lightning.clustering.clusters import cluster
 from jdfl_lightning.clustering.updates import Updates
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.messages import FitTask, RoundContext
@@ -62,26 +62,24 @@ def validate(experiment: Experiment, progress: bool | Display = True) -> Validat
     """
     with progress_display(progress) as display:
         workspace = prepare(experiment, display)
-        display.step("measuring", 0, 4)
-        return Validation(
-            experiment.data.describe(), _estimates(workspace, lambda done: display.step("measuring", done, 4))
-        )
+        return Validation(experiment.data.describe(), _estimates(workspace, display))
 
 
-def _estimates(workspace: Workspace, step: Callable[[int], None]) -> dict[str, Estimate]:
+def _estimates(workspace: Workspace, display: Display) -> dict[str, Estimate]:
+    display.step("measuring", 0, 4)
     experiment, data = workspace.experiment, workspace.data
     client = max(range(data.num_clients), key=lambda number: data.client_sizes[number])
     task, how_many = _task(workspace, client)
     few = min(_BATCHES, max(1, data.client_sizes[client] // experiment.batch_size))
     _fit(workspace, task, 1)  # the first fit builds and allocates what later ones reuse
-    step(1)
+    display.step("measuring", 1, 4)
     answer, state, one, saved = _fit(workspace, task, 1)
-    step(2)
+    display.step("measuring", 2, 4)
     seconds = one if few == 1 else max(0.0, (_fit(workspace, task, few)[2] - one) / (few - 1))
-    step(3)
+    display.step("measuring", 3, 4)
     around = max(0.0, one - seconds)
     judging, images = _evaluation_time(workspace, task)
-    step(4)
+    display.step("measuring", 4, 4)
     asked, sizes = experiment.clients_per_round, data.client_sizes
     loaders = [data.client_loader(number, 0, experiment.batch_size, torch.Generator()) for number in range(len(sizes))]
     steps = experiment.epochs * sum(map(len, loaders)) / len(sizes)
@@ -123,35 +121,34 @@ def _estimates(workspace: Workspace, step: Callable[[int], None]) -> dict[str, E
 
 
 def _task(workspace: Workspace, client: int) -> tuple[FitTask, str]:
-    """Return the request of a client in round 1, with pseudo-domains that stand for those of a discovery."""
-    experiment = workspace.experiment
-    domains, how_many = _stand_in(experiment, client)
+    """Return the request of a client in round 1, and the number of pseudo-domains: as given, or as of domains."""
+    experiment, data, seed = workspace.experiment, workspace.data, workspace.experiment.seed_everything
+    domains, how_many = None, "no pseudo-domains"
+    if experiment.needs_discovery:
+        given, criterion = experiment.num_domains, experiment.clustering.criterion
+        count = given or max(1, min(len(data.domain_names), experiment.discovery_clients))
+        members = sorted([client, *[other for other in range(data.num_clients) if other != client][: count - 1]])
+        domains = cluster(Updates(members, torch.eye(count)), count, criterion, count, seed)
+        how_many = f"M = {count}" + ("" if given else ", the number of domains; discovery may find another")
     state, _ = initial_state(workspace, domains)
-    context = RoundContext(1, len(experiment.data.client_sizes), 1, experiment.seed_everything)
-    [task] = make_tasks(experiment, state, domains, [client], context)
+    [task] = make_tasks(experiment, state, domains, [client], RoundContext(1, len(data.client_sizes), 1, seed))
     return task, how_many
 
 
-def _stand_in(experiment: Experiment, client: int) -> tuple[PseudoDomains | None, str]:
-    """Return as many pseudo-domains as are given, or as there are domains; None for the baseline."""
-    if not experiment.needs_discovery:
-        return None, "no pseudo-domains"
-    given, data = experiment.num_domains, experiment.data
-    count = given or max(1, min(len(data.domain_names), experiment.discovery_clients))
-    members = sorted([client, *[other for other in range(data.num_clients) if other != client][: count - 1]])
-    vectors = torch.eye(count)
-    found = cluster(
-        Updates(members, vectors), count, experiment.clustering.criterion, count, experiment.seed_everything
-    )
-    return found, f"M = {count}" + ("" if given else ", the number of domains; discovery may find another")
+def _with_parts(workspace: Workspace, **parts: Any) -> Workspace:
+    """Return a workspace, with the same network, whose clients fit for one epoch, on other parts of the images."""
+    found = copy(workspace)
+    found.data = copy(workspace.data)
+    found.data.partition = replace(workspace.data.partition, **parts)
+    found.experiment = replace(workspace.experiment, epochs=1)
+    return found
 
 
 def _fit(workspace: Workspace, task: FitTask, batches: int) -> tuple[int, int, float, int]:
     """Have a client take a few steps; return bytes of its answer and of its state, seconds, and bytes of a step."""
-    experiment, data = workspace.experiment, workspace.data
-    dealt = data.partition
-    own = dealt.clients[task.client][: batches * experiment.batch_size]
-    few = replace(dealt, clients=[own if n == task.client else c for n, c in enumerate(dealt.clients)])
+    clients = list(workspace.data.partition.clients)
+    clients[task.client] = clients[task.client][: batches * workspace.experiment.batch_size]
+    few = _with_parts(workspace, clients=clients)
     kept = 0
 
     def keep(tensor: Tensor) -> Tensor:
@@ -159,30 +156,17 @@ def _fit(workspace: Workspace, task: FitTask, batches: int) -> tuple[int, int, f
         kept += tensor.numel() * tensor.element_size()
         return tensor
 
-    try:
-        data.partition, workspace.experiment = few, replace(experiment, epochs=1)
-        start = time.perf_counter()
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            answer, state = fit_client(workspace, task, state_of(workspace, task, None))
-        seconds = time.perf_counter() - start
-    finally:
-        data.partition, workspace.experiment = dealt, experiment
-    return answer.num_bytes, num_bytes(state), seconds, kept // batches
+    start = time.perf_counter()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        answer, state = fit_client(few, task, state_of(few, task, None))
+    return answer.num_bytes, num_bytes(state), time.perf_counter() - start, kept // batches
 
 
 def _evaluation_time(workspace: Workspace, task: FitTask) -> tuple[float, int]:
     """Return the seconds of an evaluation, from some of the held-out images, and the number of all of them."""
-    data = workspace.data
-    dealt = data.partition
-    parts = {name: getattr(dealt, name) for name in ("test", "val", "unseen")}
+    parts = {name: getattr(workspace.data.partition, name) for name in ("test", "val", "unseen")}
     images = sum(len(domain) for part in parts.values() for domain in part)
     share = min(1.0, _HELD_OUT / images)
-    some: dict[str, Any] = {
-        name: [domain[: max(1, int(share * len(domain)))] for domain in part] for name, part in parts.items()
-    }
-    try:
-        data.partition = replace(dealt, **some)
-        seconds = evaluate(workspace, {"": task.weights}, task.buffers).seconds
-    finally:
-        data.partition = dealt
+    some = {name: [domain[: max(1, int(share * len(domain)))] for domain in part] for name, part in parts.items()}
+    seconds = evaluate(_with_parts(workspace, **some), {"": task.weights}, task.buffers).seconds
     return seconds * images / sum(len(domain) for part in some.values() for domain in part), images

@@ -27,6 +27,8 @@ ADDRESS = "127.0.0.1"
 """The only address that is listened at: nobody on another machine can connect."""
 _SECONDS = 10
 """Time that a connection may take to send its request."""
+_SUMMARY = ("state", "problem", "round", "rounds", "accuracy", "worst")
+"""What the page shows of a run's summary."""
 _FOUND = ("num_domains", "criterion", "note", "ari", "inertias", "silhouettes", "assignments", "projection")
 """What the page shows of a discovery, besides the true domains."""
 
@@ -53,20 +55,18 @@ def live_state(folder: Path) -> dict[str, Any]:
     left = None
     if summary.state == "running" and summary.rounds is not None and spent is not None:
         left = max(0.0, (summary.rounds - rows[-1]["round"]) * spent / len(rows))  # as long as the mean of those so far
-    return {
+    discovery = None
+    if found is not None:
+        discovery = {name: found.get(name) for name in _FOUND} | {"clients": len(found["assignments"])}
+        discovery["true_domains"] = found.get("true_domains") or {}
+    return {name: getattr(summary, name) for name in _SUMMARY} | {
         "name": folder.name,
-        "state": summary.state,
-        "problem": summary.problem,
         "title": ", ".join([*(str(name) for name in names if name is not None), f"seed {summary.seed}"]),
-        "round": summary.round,
-        "rounds": summary.rounds,
-        "accuracy": summary.accuracy,
-        "worst": summary.worst,
         "left": left,
         "spent": spent,
         "curves": _curves(rows),
         "loss": _points(rows, "train/loss"),
-        "discovery": None if found is None else _discovery(found),
+        "discovery": discovery,
     }
 
 
@@ -84,11 +84,6 @@ def _curves(rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
 def _points(rows: Sequence[Mapping[str, float]], column: str) -> list[tuple[int, float]]:
     found = [(int(row["round"]), row.get(column, math.nan)) for row in rows]
     return [(round, value) for round, value in found if math.isfinite(value)]
-
-
-def _discovery(found: Mapping[str, Any]) -> dict[str, Any]:
-    about = {name: found.get(name) for name in _FOUND}
-    return about | {"true_domains": found.get("true_domains") or {}, "clients": len(found["assignments"])}
 
 
 @cache
@@ -123,9 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain")
 
-    def do_HEAD(self) -> None:
-        """Send the headers of GET."""
-        self.do_GET()
+    do_HEAD = do_GET  # noqa: N815 - the name is that of http.server; it sends the headers alone
 
     def parse_request(self) -> bool:
         """Refuse all other methods."""
