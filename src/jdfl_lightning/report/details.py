@@ -16,7 +16,16 @@ from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.report import published
-from jdfl_lightning.report.run import Drawing, heat_map, new_figure, over_rounds, percent, plain, right, screen_table
+from jdfl_lightning.report.run import (
+    Drawing,
+    frame,
+    heat_map,
+    over_rounds,
+    percent,
+    plain,
+    right,
+    screen_table,
+)
 from jdfl_lightning.storage.details import read_findings
 from jdfl_lightning.storage.trust import saved_settings
 
@@ -81,7 +90,7 @@ def draw_confusion(matrices: Mapping[str, Sequence[Sequence[int]]], class_names:
     """
     count = len(class_names)
     side = min(12.0, 2.6 + 0.42 * count)
-    figure = new_figure(side * len(matrices), side)
+    figure = Drawing(figsize=(side * len(matrices), side), layout="constrained")
     grid = figure.subplots(1, len(matrices), squeeze=False)[0]
     for axes, (part, rows) in zip(grid, matrices.items(), strict=True):
         shares = [[100 * number / max(1, sum(row)) for number in row] for row in rows]
@@ -107,7 +116,7 @@ def draw_targets(learned: Tensors, rows: Sequence[Mapping[str, float]]) -> Drawi
         return None
     both = [learned[name].double() for name in ("start", "table")]
     start, table = (each.reshape(-1, *each.shape[-2:]).mean(dim=0) for each in both)
-    figure = new_figure(15, 4.4)
+    figure = Drawing(figsize=(15, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1, 1.3])
     last = f"after round {rows[-1]['round']:.0f}"
     for axes, shown, title in ((left, start, "before round 1"), (middle, table, last)):
@@ -124,17 +133,16 @@ def draw_targets(learned: Tensors, rows: Sequence[Mapping[str, float]]) -> Drawi
 
 
 def _draw_change(axes: Axes, rows: Sequence[Mapping[str, float]], most: float) -> None:
-    rounds = [row["round"] for row in rows]
-    axes.plot(rounds, [row["targets/entropy"] for row in rows], "o-", ms=3, color="tab:blue", label="entropy, mean")
-    lowest = [row["targets/entropy_lowest"] for row in rows]
-    axes.plot(rounds, lowest, "v--", ms=3, color="tab:blue", alpha=0.6, label="entropy, lowest row")
+    table, look = frame(rows, "round"), {"ms": 3, "color": "tab:blue"}
+    axes.plot(table["targets/entropy"], "o-", label="entropy, mean", **look)
+    axes.plot(table["targets/entropy_lowest"], "v--", alpha=0.6, label="entropy, lowest row", **look)
     axes.axhline(most, color="tab:blue", lw=1, ls=":", label="entropy, even row")
     plain(axes, "round", "entropy of a row (nats)", "how the rows changed")
     axes.yaxis.label.set_color("tab:blue")
     axes.set_ylim(0, 1.05 * max(most, 0.1))
     over_rounds(axes)
     other = axes.twinx()
-    other.plot(rounds, [row["targets/moved"] for row in rows], "s-", ms=3, color="tab:orange", label="moved, mean")
+    other.plot(table["targets/moved"], "s-", ms=3, color="tab:orange", label="moved, mean")
     other.set_ylabel("mass moved since the start", color="tab:orange")
     other.set_ylim(bottom=0)
     other.spines[["top"]].set_visible(False)
@@ -206,7 +214,7 @@ def draw_diagnosis(folder: Path) -> Drawing:
         if beside:
             panels.append((_paper(beside), _as_table(pd.Series(beside))))
     height = -(-len(panels) // 2)
-    figure = new_figure(15, 3.2 * height)
+    figure = Drawing(figsize=(15, 3.2 * height), layout="constrained")
     axes = figure.subplots(height, 2, squeeze=False)
     for place in axes.flat[len(panels) :]:
         place.set_axis_off()
