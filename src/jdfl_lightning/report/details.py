@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 from matplotlib.axes import Axes
-from rich.table import Table
+from rich.table import Column, Table
 
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.settings import flat_settings
@@ -66,7 +66,7 @@ def details_tables(details: Mapping[str, Any]) -> list[Table]:
             [name if part == "test" else f"{name} ({part})", str(of["images"]), *map(percent, of["pseudo_domains"])]
             for name, (part, of) in domains.items()
         ]
-        heads = ["", *right("images", *map(str, range(num_domains)))]
+        heads: list[str | Column] = ["", *right("images", *map(str, range(num_domains)))]
         tables.append(screen_table("images by the pseudo-domain of their largest output (%)", heads, rows))
     return [*tables, *own]
 
@@ -121,7 +121,7 @@ def draw_targets(learned: Tensors, rows: Sequence[Mapping[str, float]]) -> Drawi
     last = f"after round {rows[-1]['round']:.0f}"
     for axes, shown, title in ((left, start, "before round 1"), (middle, table, last)):
         each = ", mean over classes" if learned["table"].ndim > 2 else ""
-        texts = None if len(shown) <= _FEW else []
+        texts: list[list[str]] | None = None if len(shown) <= _FEW else []
         look: dict[str, Any] = {"vmin": 0, "vmax": 1, "cmap": "Blues"}
         image = heat_map(axes, shown, f"weights {title}{each}", lambda value: value > 0.6, texts, **look)
         if texts is None:
@@ -133,7 +133,8 @@ def draw_targets(learned: Tensors, rows: Sequence[Mapping[str, float]]) -> Drawi
 
 
 def _draw_change(axes: Axes, rows: Sequence[Mapping[str, float]], most: float) -> None:
-    table, look = frame(rows, "round"), {"ms": 3, "color": "tab:blue"}
+    table = frame(rows, "round")
+    look: dict[str, Any] = {"ms": 3, "color": "tab:blue"}
     axes.plot(table["targets/entropy"], "o-", label="entropy, mean", **look)
     axes.plot(table["targets/entropy_lowest"], "v--", alpha=0.6, label="entropy, lowest row", **look)
     axes.axhline(most, color="tab:blue", lw=1, ls=":", label="entropy, even row")

@@ -164,9 +164,11 @@ def draw_discovery(record: Mapping[str, Any]) -> Drawing:
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.1, 1, 1.2])
     _draw_choice(left, record)
     similarities = record["similarities"]
-    title, texts = "cosine similarity of centroids", None if len(similarities) <= _MOST_CELLS else []
+    texts: list[list[str]] | None = None if len(similarities) <= _MOST_CELLS else []
     look: dict[str, Any] = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r"}
-    image = heat_map(middle, similarities, title, lambda value: abs(value) > 0.6, texts, **look)
+    image = heat_map(
+        middle, similarities, "cosine similarity of centroids", lambda value: abs(value) > 0.6, texts, **look
+    )
     ticks = range(0, record["num_domains"], -(-record["num_domains"] // _MOST_CELLS))
     middle.set(xticks=ticks, yticks=ticks, xlabel="pseudo-domain", ylabel="pseudo-domain")
     figure.colorbar(image, ax=middle)
@@ -197,9 +199,9 @@ def _draw_clients(axes: Axes, record: Mapping[str, Any]) -> None:
     few = len(record["projection"]) <= _MANY
     for name, marker in zip(names, _SHAPES * (len(names) // len(_SHAPES) + 1), strict=False):
         members = [client for client in record["projection"] if truth.get(client, "") == name]
-        points = np.reshape([record["projection"][client] for client in members], (-1, 2))
+        x, y = np.reshape([record["projection"][client] for client in members], (-1, 2)).T
         shades = [colours[record["assignments"][client]] for client in members]
-        axes.scatter(*points.T, c=shades, marker=marker, s=60 if few else 14, alpha=0.8, lw=0)
+        axes.scatter(x, y, c=shades, marker=marker, s=60 if few else 14, alpha=0.8, lw=0)
         axes.scatter([], [], c="gray", marker=marker, label=name or "client")
     for client in _named(record["projection"]) if few else ():
         point = record["projection"][client]

@@ -183,10 +183,10 @@ def heat_map(
     numbers = np.asarray(values, float)
     if texts is None:
         texts = [["" if math.isnan(number) else f"{number:.2f}" for number in row] for row in numbers]
-    for place, text in np.ndenumerate(np.array(texts)):
+    for (row, column), text in np.ndenumerate(np.array(texts)):
         if text:
-            colour = "white" if dark(numbers[place]) else "black"
-            axes.text(*place[::-1], text, ha="center", va="center", fontsize=size, color=colour)
+            colour = "white" if dark(float(numbers[row, column])) else "black"
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
     axes.set_title(title, loc="left", fontsize=10)
     return axes.imshow(numbers, **look)
 
