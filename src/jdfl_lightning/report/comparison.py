@@ -13,7 +13,7 @@ import pandas as pd
 from jdfl_lightning.joint.targets import default_alpha
 from jdfl_lightning.report import published
 from jdfl_lightning.report.collect import BASELINE, METHOD, PACKAGE, Settings, Value
-from jdfl_lightning.report.protocol import Protocol
+from jdfl_lightning.report.protocol import PAPER, Protocol
 from jdfl_lightning.report.published import differences, shown
 from jdfl_lightning.report.statistics import ROUNDING, paired_difference, spread
 from jdfl_lightning.storage.names import DOMAIN_PREFIX, UNSEEN_PREFIX, Selection
@@ -114,7 +114,7 @@ def _section(settings: Settings, table: pd.DataFrame, targets: Sequence[float]) 
     options = {name.removeprefix("data."): value for name, value in settings if name.startswith("data.")}
     protocol = Protocol.of(options | ({"unseen": unseen} if unseen else {}), select)
     wanted = map(known.get, ("data.num_clients", "epochs", "client_fraction"))
-    experiment = published.find_experiment(data, *wanted) if protocol.is_paper else None
+    experiment = published.find_experiment(data, *wanted) if protocol.name == PAPER else None
     hidden = ("data", "domains", "unseen", "select")
     words = [f"{name.removeprefix('data.')} {value}" for name, value in settings if name not in hidden]
     words += [f"domains {' / '.join(domains)}", *(["last round"] if select == "last" else [])]

@@ -10,13 +10,22 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 from matplotlib.axes import Axes
-from rich.table import Table
+from rich.table import Column, Table
 
 from jdfl_lightning.core.errors import StorageError
 from jdfl_lightning.core.settings import flat_settings
 from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.report import published
-from jdfl_lightning.report.run import Drawing, heat_map, new_figure, over_rounds, percent, plain, right, screen_table
+from jdfl_lightning.report.run import (
+    Drawing,
+    frame,
+    heat_map,
+    over_rounds,
+    percent,
+    plain,
+    right,
+    screen_table,
+)
 from jdfl_lightning.storage.details import read_findings
 from jdfl_lightning.storage.trust import saved_settings
 
@@ -57,7 +66,7 @@ def details_tables(details: Mapping[str, Any]) -> list[Table]:
             [name if part == "test" else f"{name} ({part})", str(of["images"]), *map(percent, of["pseudo_domains"])]
             for name, (part, of) in domains.items()
         ]
-        heads = ["", *right("images", *map(str, range(num_domains)))]
+        heads: list[str | Column] = ["", *right("images", *map(str, range(num_domains)))]
         tables.append(screen_table("images by the pseudo-domain of their largest output (%)", heads, rows))
     return [*tables, *own]
 
@@ -81,7 +90,7 @@ def draw_confusion(matrices: Mapping[str, Sequence[Sequence[int]]], class_names:
     """
     count = len(class_names)
     side = min(12.0, 2.6 + 0.42 * count)
-    figure = new_figure(side * len(matrices), side)
+    figure = Drawing(figsize=(side * len(matrices), side), layout="constrained")
     grid = figure.subplots(1, len(matrices), squeeze=False)[0]
     for axes, (part, rows) in zip(grid, matrices.items(), strict=True):
         shares = [[100 * number / max(1, sum(row)) for number in row] for row in rows]
@@ -107,12 +116,12 @@ def draw_targets(learned: Tensors, rows: Sequence[Mapping[str, float]]) -> Drawi
         return None
     both = [learned[name].double() for name in ("start", "table")]
     start, table = (each.reshape(-1, *each.shape[-2:]).mean(dim=0) for each in both)
-    figure = new_figure(15, 4.4)
+    figure = Drawing(figsize=(15, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1, 1.3])
     last = f"after round {rows[-1]['round']:.0f}"
     for axes, shown, title in ((left, start, "before round 1"), (middle, table, last)):
         each = ", mean over classes" if learned["table"].ndim > 2 else ""
-        texts = None if len(shown) <= _FEW else []
+        texts: list[list[str]] | None = None if len(shown) <= _FEW else []
         look: dict[str, Any] = {"vmin": 0, "vmax": 1, "cmap": "Blues"}
         image = heat_map(axes, shown, f"weights {title}{each}", lambda value: value > 0.6, texts, **look)
         if texts is None:
@@ -124,17 +133,17 @@ def draw_targets(learned: Tensors, rows: Sequence[Mapping[str, float]]) -> Drawi
 
 
 def _draw_change(axes: Axes, rows: Sequence[Mapping[str, float]], most: float) -> None:
-    rounds = [row["round"] for row in rows]
-    axes.plot(rounds, [row["targets/entropy"] for row in rows], "o-", ms=3, color="tab:blue", label="entropy, mean")
-    lowest = [row["targets/entropy_lowest"] for row in rows]
-    axes.plot(rounds, lowest, "v--", ms=3, color="tab:blue", alpha=0.6, label="entropy, lowest row")
+    table = frame(rows, "round")
+    look: dict[str, Any] = {"ms": 3, "color": "tab:blue"}
+    axes.plot(table["targets/entropy"], "o-", label="entropy, mean", **look)
+    axes.plot(table["targets/entropy_lowest"], "v--", alpha=0.6, label="entropy, lowest row", **look)
     axes.axhline(most, color="tab:blue", lw=1, ls=":", label="entropy, even row")
     plain(axes, "round", "entropy of a row (nats)", "how the rows changed")
     axes.yaxis.label.set_color("tab:blue")
     axes.set_ylim(0, 1.05 * max(most, 0.1))
     over_rounds(axes)
     other = axes.twinx()
-    other.plot(rounds, [row["targets/moved"] for row in rows], "s-", ms=3, color="tab:orange", label="moved, mean")
+    other.plot(table["targets/moved"], "s-", ms=3, color="tab:orange", label="moved, mean")
     other.set_ylabel("mass moved since the start", color="tab:orange")
     other.set_ylim(bottom=0)
     other.spines[["top"]].set_visible(False)
@@ -206,7 +215,7 @@ def draw_diagnosis(folder: Path) -> Drawing:
         if beside:
             panels.append((_paper(beside), _as_table(pd.Series(beside))))
     height = -(-len(panels) // 2)
-    figure = new_figure(15, 3.2 * height)
+    figure = Drawing(figsize=(15, 3.2 * height), layout="constrained")
     axes = figure.subplots(height, 2, squeeze=False)
     for place in axes.flat[len(panels) :]:
         place.set_axis_off()

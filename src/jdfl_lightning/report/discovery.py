@@ -18,7 +18,7 @@ from torch import Tensor
 
 from jdfl_lightning.clustering.criteria import other_elbows
 from jdfl_lightning.joint.targets import default_alpha, graded_table
-from jdfl_lightning.report.run import PALETTE, Drawing, heat_map, new_figure, plain, right, screen_table
+from jdfl_lightning.report.run import PALETTE, Drawing, heat_map, plain, right, screen_table
 from jdfl_lightning.storage.discoveries import read_discovery
 
 _SHAPES = "os^DvP*X<>"
@@ -104,10 +104,6 @@ class Discovery(dict[str, Any]):
         return draw_discovery(self)
 
 
-def _numbers(record: Mapping[str, Any], name: str) -> dict[int, float]:
-    return {int(m): float(value) for m, value in record[name].items()}
-
-
 def discovery_tables(record: Mapping[str, Any], alpha: float | None, tau: float) -> list[Table]:
     """Return the tables of Phase 1 for a terminal.
 
@@ -123,15 +119,14 @@ def choice_table(record: Mapping[str, Any]) -> Table:
     """Return inertia and silhouette for each M, with the M that each criterion picks and the M used."""
     by = escape(f"{record['criterion']}{': ' + record['note'] if record['note'] else ''}")
     title = f"M = {record['num_domains']} ({by})"
-    inertias, silhouettes = _numbers(record, "inertias"), _numbers(record, "silhouettes")
-    others = [f"{pick} with {last}" for last, pick in other_elbows(inertias).items()]
+    choice = Discovery(record).choice
+    others = [f"{pick} with {last}" for last, pick in other_elbows(choice["inertia"].to_dict()).items()]
     caption = f"the elbow depends on --clustering.max_domains: {', '.join(others)}" if others else None
     rows = []
-    for m, inertia in inertias.items():
+    for m, inertia, silhouette in choice.itertuples():
         marks = [name for name, pick in record["picks"].items() if pick == m]
         marks += ["taken"] if m == record["num_domains"] else []
-        silhouette = f"{silhouettes[m]:.3f}" if m in silhouettes else "-"
-        rows.append([str(m), f"{inertia:.3f}", silhouette, ", ".join(marks)])
+        rows.append([str(m), f"{inertia:.3f}", "-" if pd.isna(silhouette) else f"{silhouette:.3f}", ", ".join(marks)])
     return screen_table(title, [*right("M", "inertia", "silhouette"), ""], rows, caption)
 
 
@@ -165,13 +160,15 @@ def _graded_weights(record: Mapping[str, Any], alpha: float | None, tau: float) 
 
 def draw_discovery(record: Mapping[str, Any]) -> Drawing:
     """Draw how M was chosen, how similar the pseudo-domains are, and where the clients lie."""
-    figure = new_figure(15, 4.4)
+    figure = Drawing(figsize=(15, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.1, 1, 1.2])
     _draw_choice(left, record)
     similarities = record["similarities"]
-    title, texts = "cosine similarity of centroids", None if len(similarities) <= _MOST_CELLS else []
+    texts: list[list[str]] | None = None if len(similarities) <= _MOST_CELLS else []
     look: dict[str, Any] = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r"}
-    image = heat_map(middle, similarities, title, lambda value: abs(value) > 0.6, texts, **look)
+    image = heat_map(
+        middle, similarities, "cosine similarity of centroids", lambda value: abs(value) > 0.6, texts, **look
+    )
     ticks = range(0, record["num_domains"], -(-record["num_domains"] // _MOST_CELLS))
     middle.set(xticks=ticks, yticks=ticks, xlabel="pseudo-domain", ylabel="pseudo-domain")
     figure.colorbar(image, ax=middle)
@@ -180,16 +177,17 @@ def draw_discovery(record: Mapping[str, Any]) -> Drawing:
 
 
 def _draw_choice(axes: Axes, record: Mapping[str, Any]) -> None:
-    inertias, silhouettes, chosen = _numbers(record, "inertias"), _numbers(record, "silhouettes"), record["num_domains"]
-    axes.plot(list(inertias), list(inertias.values()), "o-", color=_INERTIA, label="inertia")
+    choice, chosen = Discovery(record).choice, record["num_domains"]
+    silhouettes = choice["silhouette"].dropna()
+    axes.plot(choice["inertia"], "o-", color=_INERTIA, label="inertia")
     axes.axvline(chosen, color="black", lw=1, ls=":")
     ari = f", ARI {record['ari']:.2f}" if "ari" in record else ""
     plain(axes, "pseudo-domains M", "inertia", f"M = {chosen} ({record['criterion']}){ari}")
     axes.yaxis.label.set_color(_INERTIA)
-    axes.set_xticks(list(inertias))
-    if silhouettes:
+    axes.set_xticks(choice.index)
+    if len(silhouettes):
         other = axes.twinx()
-        other.plot(list(silhouettes), list(silhouettes.values()), "s--", color=_SILHOUETTE, ms=4)
+        other.plot(silhouettes, "s--", color=_SILHOUETTE, ms=4)
         other.set_ylabel("silhouette", color=_SILHOUETTE)
         other.spines[["top"]].set_visible(False)
 
@@ -201,9 +199,8 @@ def _draw_clients(axes: Axes, record: Mapping[str, Any]) -> None:
     few = len(record["projection"]) <= _MANY
     for name, marker in zip(names, _SHAPES * (len(names) // len(_SHAPES) + 1), strict=False):
         members = [client for client in record["projection"] if truth.get(client, "") == name]
-        points = [record["projection"][client] for client in members]
+        x, y = np.reshape([record["projection"][client] for client in members], (-1, 2)).T
         shades = [colours[record["assignments"][client]] for client in members]
-        x, y = [point[0] for point in points], [point[1] for point in points]
         axes.scatter(x, y, c=shades, marker=marker, s=60 if few else 14, alpha=0.8, lw=0)
         axes.scatter([], [], c="gray", marker=marker, label=name or "client")
     for client in _named(record["projection"]) if few else ():

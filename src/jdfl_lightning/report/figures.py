@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -30,7 +30,6 @@ _PAPER = Line2D([], [], color="black", ls="--", lw=1, label="paper")
 def accuracy_figure(section: Section) -> Figure:
     """Draw a panel for each algorithm: accuracy over the rounds, the mean over seeds and a band of one deviation."""
     drawn = section.drawn
-    colours = _colours(drawn)
     panels = _by_setup(drawn)
     columns = min(_PER_LINE, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -46,7 +45,7 @@ def accuracy_figure(section: Section) -> Figure:
             curve = 100 * section.curve(row)
             low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
             axes.plot(curve.index, curve["mean"], label=_label(row), **looks[_label(row)])
-            axes.fill_between(curve.index, low, high, color=colours[row.supervision], alpha=0.15, lw=0)
+            axes.fill_between(curve.index, low, high, color=looks[_label(row)]["color"], alpha=0.15, lw=0)
             lowest += list(low.iloc[len(curve) // 5 :])
         plain(axes, "round", "", _setup_name(rows))
         over_rounds(axes)
@@ -108,12 +107,8 @@ def num_domains_figure(section: Section) -> Figure:
             points = [row for row in rows if row.kind == kind]  # in the order of M
             label = _label(points[0], with_m=False)
             colour, variant = variants[label]
-            look: dict[str, Any] = {
-                "color": colour,
-                "marker": _MARKERS[variant % len(_MARKERS)],
-                "ms": 5,
-                "label": label,
-            }
+            marker = _MARKERS[variant % len(_MARKERS)]
+            look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5, "label": label}
             numbers, means = [row.given_domains for row in points], [100 * row.mean for row in points]
             axes.errorbar(numbers, means, [100 * (row.std or 0.0) for row in points], capsize=3, **look)
             printed = [(row.given_domains, 100 * row.paper) for row in points if row.paper is not None]
@@ -140,20 +135,18 @@ def _label(row: Line, with_m: bool = True) -> str:
 
 
 def _variants(rows: Sequence[Line], with_m: bool = True) -> dict[str, tuple[str, int]]:
-    """Return, for each label, its supervision's colour and its index among the labels of that supervision."""
+    """Return, for each label, its supervision's colour and its index among the labels of that supervision.
+
+    A supervision without one, or that this process does not know, has a spare colour.
+    """
+    known, spare = short_names(), cycle(_SPARE_COLOURS)
     found: dict[str, tuple[str, int]] = {}
-    for supervision, colour in _colours(rows).items():
+    for supervision in dict.fromkeys(row.supervision for row in rows):
+        own = known[supervision].colour if supervision in known else ""
+        colour = own or next(spare)
         labels = dict.fromkeys(_label(row, with_m) for row in rows if row.supervision == supervision)
         found |= {label: (colour, number) for number, label in enumerate(labels)}
     return found
-
-
-def _colours(rows: Sequence[Line]) -> dict[str, str]:
-    """Return the colour of each supervision, in the order of the rows: its own, or a spare one."""
-    names, known = list(dict.fromkeys(row.supervision for row in rows)), short_names()
-    spare = [name for name in names if name not in known]
-    own = {name: known[name].colour for name in names if name in known}
-    return {n: own.get(n) or _SPARE_COLOURS[spare.index(n) % len(_SPARE_COLOURS)] for n in names}
 
 
 def _by_setup(rows: Sequence[Line]) -> list[list[Line]]:

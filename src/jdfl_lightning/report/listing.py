@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -63,27 +63,25 @@ def summarize(folder: Path) -> RunSummary:
     """Return a run folder in short; one that cannot be read is damaged."""
     files = list(_files(folder))
     changed = datetime.fromtimestamp(max((file.st_mtime for file in files), default=0.0), timezone.utc)
-    found = RunSummary(str(folder), "damaged", bytes=sum(file.st_size for file in files), changed=f"{changed:{_UTC}}")
+    found: dict[str, Any] = {"bytes": sum(file.st_size for file in files), "changed": f"{changed:{_UTC}}"}
     try:
         config = saved_settings(folder)
-        rounds = int(config["rounds"])
-        found = replace(
-            found,
-            data=str(config["data"]["class_path"]).rpartition(".")[2],
-            algorithm=str(config["algorithm"]["class_path"]).rpartition(".")[2],
-            supervision=supervision_name(config["supervision"]),
-            seed=int(config["seed_everything"]),
-            rounds=rounds,
-        )
-        found = replace(found, round=int(last_round(folder)))
+        found |= {
+            "data": str(config["data"]["class_path"]).rpartition(".")[2],
+            "algorithm": str(config["algorithm"]["class_path"]).rpartition(".")[2],
+            "supervision": supervision_name(config["supervision"]),
+            "seed": int(config["seed_everything"]),
+            "rounds": int(config["rounds"]),
+        }
+        found["round"] = int(last_round(folder))
         if (folder / METRICS).exists():
             run = read_run(folder)
-            found = replace(found, accuracy=run.best["test/acc"], worst=run.best["test/acc_worst"])
-            found = replace(found, num_domains=None if run.discovery is None else run.discovery["num_domains"])
-        return replace(found, state=_state(folder, found.round, rounds))
+            found |= {"accuracy": run.best["test/acc"], "worst": run.best["test/acc_worst"]}
+            found["num_domains"] = None if run.discovery is None else run.discovery["num_domains"]
+        return RunSummary(str(folder), _state(folder, found["round"], found["rounds"]), **found)
     except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = str(error) if isinstance(error, InputError) else f"{type(error).__name__} {error}"
-        return replace(found, problem=plain(why))
+        return RunSummary(str(folder), "damaged", **found, problem=plain(why))
 
 
 def _state(folder: Path, round: int, rounds: int) -> State:

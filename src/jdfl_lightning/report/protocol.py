@@ -9,7 +9,7 @@ from jdfl_lightning.data.base import option_defaults
 from jdfl_lightning.storage.names import Selection
 
 PAPER = "paper"
-"""Name of the paper's protocol."""
+"""Name of the paper's protocol: its numbers can stand beside runs that follow it."""
 _WORDS = {
     "val_fraction": "validation",
     "unseen": "unseen",
@@ -55,11 +55,6 @@ class Protocol:
                 changes.append(f"{word} {shown}".strip())
         changes += ["last round"] if select == "last" else []
         return cls(select, ", ".join(changes) or PAPER)
-
-    @property
-    def is_paper(self) -> bool:
-        """Whether it is the paper's, so that its numbers can stand beside."""
-        return self.name == PAPER
 
     @property
     def picked(self) -> str:

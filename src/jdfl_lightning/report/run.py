@@ -143,11 +143,6 @@ class Drawing(Figure):
         return f'<img alt="{words}" src="data:image/png;base64,{base64.b64encode(self._repr_png_()).decode()}">'
 
 
-def new_figure(width: float, height: float) -> Drawing:
-    """Return an empty figure of a size in inches."""
-    return Drawing(figsize=(width, height), layout="constrained")
-
-
 def plain(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     """Set labels, a title and a light style of axes."""
     axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -188,31 +183,29 @@ def heat_map(
     numbers = np.asarray(values, float)
     if texts is None:
         texts = [["" if math.isnan(number) else f"{number:.2f}" for number in row] for row in numbers]
-    for place, text in np.ndenumerate(np.array(texts)):
+    for (row, column), text in np.ndenumerate(np.array(texts)):
         if text:
-            colour = "white" if dark(numbers[place]) else "black"
-            axes.text(*place[::-1], text, ha="center", va="center", fontsize=size, color=colour)
+            colour = "white" if dark(float(numbers[row, column])) else "black"
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
     axes.set_title(title, loc="left", fontsize=10)
     return axes.imshow(numbers, **look)
 
 
 def draw_curves(run: SavedRun) -> Drawing:
     """Draw accuracy (overall, for each domain, on unseen and validation images) and training loss over the rounds."""
-    figure = new_figure(10, 4)
+    figure = Drawing(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
-    rounds = [row["round"] for row in run.rows]
-    evaluated = [row for row in run.rows if not math.isnan(row["test/acc"])]
-    judged = [row["round"] for row in evaluated]
+    rows = frame(run.rows, "round")
+    evaluated = 100 * rows[rows["test/acc"].notna()]
     looks = map(line_look, range(len(run.domains) + len(run.unseen)))
     for domain in run.domains:
-        left.plot(judged, [100 * row[DOMAIN_PREFIX + domain] for row in evaluated], lw=1.2, label=domain, **next(looks))
+        left.plot(evaluated[DOMAIN_PREFIX + domain], lw=1.2, label=domain, **next(looks))
     for domain in run.unseen:
-        values = [100 * row[UNSEEN_PREFIX + domain] for row in evaluated]
-        left.plot(judged, values, lw=1.2, marker="x", ms=4, label=f"{domain} (unseen)", **next(looks))
-    if "val/acc" in run.rows[0]:
-        values = [100 * row["val/acc"] for row in evaluated]
-        left.plot(judged, values, lw=1.6, ls=":", color="black", label="validation")
-    left.plot(judged, [100 * row["test/acc"] for row in evaluated], lw=2.2, color="black", label="overall")
+        values = evaluated[UNSEEN_PREFIX + domain]
+        left.plot(values, lw=1.2, marker="x", ms=4, label=f"{domain} (unseen)", **next(looks))
+    if "val/acc" in evaluated:
+        left.plot(evaluated["val/acc"], lw=1.6, ls=":", color="black", label="validation")
+    left.plot(evaluated["test/acc"], lw=2.2, color="black", label="overall")
     which, kept = next(iter(run.ends.items()))
     label = f"{which} {100 * kept['test/acc']:.2f}, round {kept['round']:.0f}"
     left.plot(kept["round"], 100 * kept["test/acc"], "o", color="black", mfc="white", label=label)
@@ -222,7 +215,7 @@ def draw_curves(run: SavedRun) -> Drawing:
     data = run.config["data"]["class_path"].rpartition(".")[2]
     title = f"{data}, {algorithm}, {supervision_name(run.config['supervision'])}, seed {run.config['seed_everything']}"
     plain(left, "round", "class-only accuracy (%)", title)
-    right.plot(rounds, [row["train/loss"] for row in run.rows], lw=1.5, color="dimgray")
+    right.plot(rows["train/loss"], lw=1.5, color="dimgray")
     plain(right, "round", "training loss", "")
     for axes in (left, right):
         over_rounds(axes)

@@ -184,15 +184,14 @@ def write_report(
     why = [Column("run folder", [str(entry.folder) for entry in left_out], "text")]
     why.append(Column("why", [entry.reason for entry in left_out], "text"))
     parts.append(("Left out", [Table("Runs that are in no table.", why) if left_out else everything]))
-    further = [line for group in groups for line in group.results]
-    extra = [pd.DataFrame(further, columns=COLUMNS, dtype=object)] if further else []
+    extra = [pd.DataFrame(group.results, columns=COLUMNS, dtype=object) for group in groups if group.results]
     results = pd.concat([*(section.results[COLUMNS] for section in sections), *extra])
     results = results[results["mean"].notna() | results["target"].isna()]  # a target that no run reached has no mean
-    names = (*_TABLES, PAGE)
-    contents = [
-        tables.as_csv(results) if name == "report.csv" else render(name, title=TITLE, parts=parts) for name in names
-    ]
-    for name, content in zip(names, contents, strict=True):
+    contents = {
+        name: tables.as_csv(results) if name == "report.csv" else render(name, title=TITLE, parts=parts)
+        for name in (*_TABLES, PAGE)
+    }
+    for name, content in contents.items():
         write_whole(output / name, content.encode(errors="replace"))  # a folder name may not be valid text
     shown = [(group.title, group.table) for group in groups]
     shown += [(section.title, _accuracies(section)) for section in sections]

@@ -78,10 +78,9 @@ def domain_results(experiment: str) -> list[Result]:
     """
     found = []
     for row in _rows(experiment):
-        domains = dict(row)  # and what is taken from it
-        method = [domains.pop(name) for name in ("algorithm", "supervision", "overall", "gain")]
-        doubtful = frozenset((domains.pop("doubtful") or "").split())
-        found.append(Result(*method, domains, doubtful))
+        algorithm, supervision, overall, gain, *accuracies, doubtful = row.values()
+        domains = dict(zip(list(row)[4:-1], accuracies, strict=True))
+        found.append(Result(algorithm, supervision, overall, gain, domains, frozenset((doubtful or "").split())))
     return found
 
 
