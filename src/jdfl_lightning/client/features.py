@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.data.features import digest_network, features_of
 from jdfl_lightning.models import OWN_ARGUMENTS, Backbone, own_arguments
+from jdfl_lightning.models.backbones import is_file
 from jdfl_lightning.models.networks import is_import_path
 
 if TYPE_CHECKING:
@@ -37,6 +39,32 @@ def why_no_features(experiment: Experiment) -> str | None:
         name for name in ("augment", "training_step", "forward") if getattr(kind, name) != getattr(JointModule, name)
     ]
     return f"{kind.__name__} has its own {changed[0]}" if changed else None
+
+
+_built: dict[str, Backbone] = {}
+"""The last frozen network that was built, by what decides it."""
+
+
+def frozen_backbone(experiment: Experiment) -> nn.Module:
+    """Return `initial_backbone`; of a network that is frozen as a whole, that of the last run with the same one.
+
+    Nothing changes it, as a run trains a copy of its hidden layer. Many small runs would spend more time on building it
+    than on a round.
+    """
+    name, arguments = experiment.backbone, experiment.backbone_args
+    own = own_arguments(name, arguments)
+    if why_no_features(experiment) is not None or is_import_path(name):
+        return initial_backbone(experiment)
+    file = Path(str(own["weights"])).expanduser() if is_file(own.get("weights")) else None
+    found = file.stat() if file is not None and file.exists() else None
+    seen = None if found is None else (found.st_size, found.st_mtime_ns, found.st_ino)
+    key = repr((name, arguments, experiment.data.size, experiment.seed_everything, seen))
+    if key not in _built:
+        backbone = initial_backbone(experiment)
+        assert isinstance(backbone, Backbone)
+        _built.clear()
+        _built[key] = backbone
+    return _built[key]
 
 
 def open_workspace(experiment: Experiment, first: int = 0, backbone: nn.Module | None = None) -> Workspace:

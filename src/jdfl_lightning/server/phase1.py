@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.evaluation import has_statistics
-from jdfl_lightning.client.features import open_workspace, why_no_features
-from jdfl_lightning.client.fit import Workspace, initial_backbone
+from jdfl_lightning.client.features import frozen_backbone, open_workspace, why_no_features
+from jdfl_lightning.client.fit import Workspace
 from jdfl_lightning.client.trainer import check_trainer
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.clustering.updates import Updates, reason_unusable
@@ -152,7 +152,7 @@ def prepare(experiment: Experiment, display: Display, backbone: nn.Module | None
     data = experiment.data
     data.progress = display.step
     check_trainer(experiment.trainer)
-    backbone = initial_backbone(experiment) if backbone is None else backbone
+    backbone = frozen_backbone(experiment) if backbone is None else backbone
     num_features(backbone, data.size)  # runs the backbone, which raises if it does not fit the images
     if data.roster is None:
         data.deal(experiment.seed_everything)
