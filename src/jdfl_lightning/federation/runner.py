@@ -13,7 +13,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.federation.members import Federation, capped_held
+from jdfl_lightning.federation.members import Federation, capped
 from jdfl_lightning.federation.wire import (
     Answer,
     Payload,
@@ -103,12 +103,15 @@ class SitesRunner(Runner):
             clients = [number + client for client in info.clients] if info.own else info.clients
             self._site_of |= dict.fromkeys(clients, site)
             number += len(info.clients)
-        self._held = capped_held(list(federation.sites.values()), federation.limited, max_weight)
+        held = {site: sum(info.held) for site, info in federation.sites.items()}
+        numbers = [len(info.clients) for info in federation.sites.values()]
+        listed = [site in federation.limited for site in held]
+        self._held = dict(zip(held, capped(list(held.values()), numbers, listed, max_weight), strict=True))
         for site, counts in self._held.items():
-            if counts < (told := sum(federation.sites[site].held)):
+            if counts < held[site]:
                 federation.say(
-                    f"site {site} says it holds out {told} images and they count for {counts}, {max_weight:g} times "
-                    "the median: if it is right, list its images in --backend.roster"
+                    f"site {site} says it holds out {held[site]} images and they count for {counts}, {max_weight:g} "
+                    "times the median: if it is right, list its images in --backend.roster"
                 )
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
