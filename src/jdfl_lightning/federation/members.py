@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -61,40 +61,25 @@ def read_roster(file: str) -> dict[int, Member]:
     return {number: member or Member() for number, member in found.items()}
 
 
-def capped(sizes: Sequence[int], listed: Sequence[bool], multiple: float) -> list[int]:
-    """Return each client's weight in images: the number it reports, at most a multiple of the median.
+def capped(told: Sequence[int], clients: Sequence[int], listed: Sequence[bool], multiple: float) -> list[int]:
+    """Return the numbers of images that count: those that are reported, at most a multiple of the median client's.
 
-    It is the lower median, so that one of two clients cannot raise it.
+    Clients that share images have an equal part of them; those without any are left out of the median. It is the lower
+    median, so that one of two clients cannot raise it.
 
     Args:
-        sizes: the number of images reported for each client.
-        listed: for each client, whether the roster limits its site's images; it is then not capped.
+        told: the numbers of images that are reported, each for a client or for all clients of a site.
+        clients: how many clients each is for.
+        listed: whether the roster limits the site's images; it is then not capped.
         multiple: largest multiple of the median.
 
-    >>> capped([100, 120, 2**31 - 1], [False] * 3, 10.0), capped([100, 9000], [False, True], 10.0)
+    >>> capped([100, 120, 2**31 - 1], [1, 1, 1], [False] * 3, 10.0), capped([100, 9000], [1, 1], [False, True], 10.0)
     ([100, 120, 1200], [100, 9000])
     """
-    most = max(1, int(multiple * statistics.median_low(sizes)))
-    return [size if known else min(size, most) for size, known in zip(sizes, listed, strict=True)]
-
-
-def capped_held(sites: Sequence[SiteInfo], listed: Collection[int], multiple: float) -> dict[int, int]:
-    """Return each site's weight in held-out images: the number it reports, at most a multiple of the median.
-
-    The median is over all clients, each with an equal share of its site's images; sites without any are left out.
-
-    Args:
-        sites: the sites' infos.
-        listed: the sites whose images the roster limits; they are not capped.
-        multiple: largest multiple of the median, for each client of a site.
-    """
-    told = {info.site: sum(info.held) for info in sites}
-    parts = [told[info.site] / len(info.clients) for info in sites for _ in info.clients if told[info.site]]
+    parts = [images / count for images, count in zip(told, clients, strict=True) for _ in range(count) if images]
     most = multiple * statistics.median_low(parts) if parts else 0.0
-    return {
-        info.site: told[info.site] if info.site in listed else min(told[info.site], int(most * len(info.clients)))
-        for info in sites
-    }
+    each = zip(told, clients, listed, strict=True)
+    return [images if known else min(images, int(most * count)) for images, count, known in each]
 
 
 class Transport(ABC):

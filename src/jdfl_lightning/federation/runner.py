@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from jdfl_lightning.backends import Runner
-from jdfl_lightning.client.evaluation import COUNTS, Counts, Evaluation, Scores
+from jdfl_lightning.client.evaluation import COUNTS, Evaluation, Scores
 from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.federation.members import Federation, capped_held
+from jdfl_lightning.federation.members import Federation, capped
 from jdfl_lightning.federation.wire import (
     Answer,
-    Payload,
     Request,
     RequestHeader,
     read_answer,
@@ -25,37 +25,29 @@ from jdfl_lightning.federation.wire import (
 )
 
 
+@dataclass
 class _Evaluating:
     """An evaluation that waits for the sites' counts."""
 
-    def __init__(self, models: Mapping[str, Tensors], buffers: Tensors, done: Callable[[Evaluation], None]) -> None:
-        self.models, self.buffers, self.done = models, buffers, done
-        self.sent = False
-        self.awaited: list[_Sent] = []
-        """Payloads to sites that have no task in this round."""
-        self.evaluates = 0
-        """Number of sites that have sent counts of all models."""
-        self._counts: dict[str, Counts] = {name: {} for name in models}
-        self._seconds = 0.0
+    models: Mapping[str, Tensors]
+    buffers: Tensors
+    done: Callable[[Evaluation], None]
+    sent: bool = False
+    awaited: Sequence[_Sent] = ()
+    """Payloads to sites that have no task in this round."""
+    answers: list[Answer] = field(default_factory=list)
+    """The counts of the sites, without the results of their clients."""
 
-    def add(self, answer: Answer) -> None:
-        """Add a site's counts."""
-        self._seconds = max(self._seconds, answer.seconds)
-        self.evaluates += set(self.models) <= set(answer.counts)
-        for name in self.models:
-            for domain, (right, seen) in answer.counts.get(name, {}).items():
-                before = self._counts[name].get(domain, (0, 0))
-                self._counts[name][domain] = before[0] + right, before[1] + seen
-
-    def tell(self, domains: Sequence[str], complete: bool) -> None:
-        """Report the scores; they are NaN for domains whose sites did not answer, and overall unless all sites did."""
-        scores = {
-            name: Scores.of({domain: counts.get(domain, (0, 0)) for domain in domains})
-            for name, counts in self._counts.items()
-        }
-        if not complete:  # else it would not be over the same images as in other rounds
-            scores = {name: replace(found, overall=float("nan")) for name, found in scores.items()}
-        self.done(Evaluation(scores, self._seconds))
+    def scores(self, name: str, domains: Sequence[str], complete: bool) -> Scores:
+        """Return a model's; they are NaN for domains whose sites did not answer, and overall unless all sites did."""
+        right, seen = Counter[str](), Counter[str]()
+        for answer in self.answers:
+            for domain, pair in answer.counts.get(name, {}).items():
+                right[domain] += pair[0]
+                seen[domain] += pair[1]
+        found = Scores.of({domain: (right[domain], seen[domain]) for domain in domains})
+        # without all sites, it would not be over the same images as in other rounds
+        return found if complete else replace(found, overall=float("nan"))
 
 
 def _scaled(pair: tuple[int, int], share: float) -> tuple[int, int]:
@@ -103,12 +95,15 @@ class SitesRunner(Runner):
             clients = [number + client for client in info.clients] if info.own else info.clients
             self._site_of |= dict.fromkeys(clients, site)
             number += len(info.clients)
-        self._held = capped_held(list(federation.sites.values()), federation.limited, max_weight)
+        held = {site: sum(info.held) for site, info in federation.sites.items()}
+        numbers = [len(info.clients) for info in federation.sites.values()]
+        listed = [site in federation.limited for site in held]
+        self._held = dict(zip(held, capped(list(held.values()), numbers, listed, max_weight), strict=True))
         for site, counts in self._held.items():
-            if counts < (told := sum(federation.sites[site].held)):
+            if counts < held[site]:
                 federation.say(
-                    f"site {site} says it holds out {told} images and they count for {counts}, {max_weight:g} times "
-                    "the median: if it is right, list its images in --backend.roster"
+                    f"site {site} says it holds out {held[site]} images and they count for {counts}, {max_weight:g} "
+                    "times the median: if it is right, list its images in --backend.roster"
                 )
 
     def fit(self, tasks: Sequence[FitTask]) -> Iterator[FitResult | FitFailure]:
@@ -131,7 +126,7 @@ class SitesRunner(Runner):
                 answer = self._take(sent.pop(site))
                 results |= {result.client: result for result in answer.results}
                 if evaluating is not None:
-                    evaluating.add(answer)
+                    evaluating.answers.append(replace(answer, results=()))
             absent = FitFailure(task.client, f"its site, {site}, is not there or still at an earlier task")
             yield results.pop(task.client, absent)
 
@@ -155,12 +150,17 @@ class SitesRunner(Runner):
         for task in tasks:
             own.setdefault(self._site_of[task.client], []).append(task)
         nodes = {site: node for site in own if (node := self._federation.node_of(site)) is not None}
-        payloads = {node: self._payload(site, own[site], evaluating) for site, node in nodes.items()}
+        models, buffers = ({}, {}) if evaluating is None else (evaluating.models, evaluating.buffers)
+        payloads = {}
+        for site, node in nodes.items():
+            fingerprint = self._federation.sites[site].fingerprint
+            header = RequestHeader(self._run, site, self._first[site], fingerprint, self._settings)
+            payloads[node] = write_request(Request(own[site], models, buffers), header)
         seconds = self._federation.timeout
         ids = self._federation.transport.send(payloads, False, 2 * seconds) if payloads else {}  # answers may be late
-        until, models = time.monotonic() + seconds, () if evaluating is None else tuple(evaluating.models)
+        until = time.monotonic() + seconds
         sent = {
-            site: _Sent(site, node, ids[node], until, {task.client: task for task in own[site]}, models)
+            site: _Sent(site, node, ids[node], until, {task.client: task for task in own[site]}, tuple(models))
             for site, node in nodes.items()
             if node in ids
         }
@@ -168,12 +168,6 @@ class SitesRunner(Runner):
             evaluating.sent = True
             evaluating.awaited = [payload for payload in sent.values() if not payload.tasks]
         return {site: payload for site, payload in sent.items() if payload.tasks}
-
-    def _payload(self, site: int, tasks: Sequence[FitTask], evaluating: _Evaluating | None) -> Payload:
-        request = Request(tasks) if evaluating is None else Request(tasks, evaluating.models, evaluating.buffers)
-        fingerprint = self._federation.sites[site].fingerprint
-        header = RequestHeader(self._run, site, self._first[site], fingerprint, self._settings)
-        return write_request(request, header)
 
     def _take(self, sent: _Sent) -> Answer:
         """Wait for a site's answer; an unusable answer is a failure of all its clients."""
@@ -234,10 +228,12 @@ class SitesRunner(Runner):
         if not evaluating.sent:
             self._federation.meet()
             self._send([], evaluating)
-        for sent in evaluating.awaited:
-            evaluating.add(self._take(sent))
-        complete = evaluating.evaluates == len(self._first)
-        if not complete:
-            missing = f"{evaluating.evaluates} of {len(self._first)} sites evaluated the model"
+        models, answers = evaluating.models, evaluating.answers
+        answers += [self._take(sent) for sent in evaluating.awaited]
+        evaluated = sum(set(models) <= set(answer.counts) for answer in answers)
+        if evaluated < len(self._first):
+            missing = f"{evaluated} of {len(self._first)} sites evaluated the model"
             self._federation.say(f"{missing}: it has no overall accuracy, and cannot be the best")
-        evaluating.tell(self._experiment.data.domain_names, complete)
+        domains, complete = self._experiment.data.domain_names, evaluated == len(self._first)
+        scores = {name: evaluating.scores(name, domains, complete) for name in models}
+        evaluating.done(Evaluation(scores, max((answer.seconds for answer in answers), default=0.0)))

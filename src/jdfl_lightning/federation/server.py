@@ -88,8 +88,8 @@ def fit_federation(experiment: Experiment, transport: Transport, display: Displa
     ]
     if not sites[0].own:
         by_client.sort()
-    told = [size for _, size, _ in by_client]
-    sizes = capped(told, [site in limited for _, _, site in by_client], backend.max_weight)
+    told, listed = [size for _, size, _ in by_client], [site in limited for _, _, site in by_client]
+    sizes = capped(told, [1] * len(told), listed, backend.max_weight)
     for client, (size, counts) in enumerate(zip(told, sizes, strict=True)):
         if counts < size:
             display.say(

@@ -16,6 +16,7 @@ from jdfl_lightning.core.files import checked
 from jdfl_lightning.core.messages import FitFailure, FitResult, FitTask
 from jdfl_lightning.core.tensors import Record, Tensors
 from jdfl_lightning.server.resume import fixed_settings
+from jdfl_lightning.server.state import packed, unpacked
 
 Entries = Mapping[str, Any]
 """Names -> numbers, bools, strings, or lists of one of these; no None, which not every transport supports."""
@@ -160,9 +161,7 @@ def write_request(request: Request, header: RequestHeader | None = None) -> Payl
     if request.tasks:
         first = request.tasks[0]
         shared = first.weights
-        tensors |= {"weights": first.weights, "buffers": first.buffers}
-        tensors |= {f"server.{group}": named for group, named in first.server.items()}
-        tensors |= {f"learned.{name}": named for name, named in first.learned.items()}
+        tensors |= packed(first.weights, first.buffers, server=first.server, learned=first.learned)
         for task in request.tasks:
             notes[f"task.{task.client}"] = {note.name: getattr(task, note.name) for note in fields(_TaskNote)}
     for name, weights in request.models.items():
@@ -179,11 +178,8 @@ def write_request(request: Request, header: RequestHeader | None = None) -> Payl
 def read_request(payload: Payload) -> Request:
     """Read a request from a payload."""
     tensors = {name: payload.tensors.get(name, {}) for name in payload.notes["groups"]["names"]}
-    server, learned = (
-        {name.removeprefix(prefix): named for name, named in tensors.items() if name.startswith(prefix)}
-        for prefix in ("server.", "learned.")
-    )
     weights, buffers = tensors.get("weights", {}), tensors.get("buffers", {})
+    server, learned = unpacked(tensors, "server"), unpacked(tensors, "learned")
     asked = [vars(checked(_TaskNote, note)) for name, note in payload.notes.items() if name.startswith("task.")]
     tasks = [FitTask(**note, weights=weights, buffers=buffers, server=server, learned=learned) for note in asked]
     names = payload.notes.get("models", {}).get("names", [])
@@ -200,9 +196,8 @@ def write_answer(answer: Answer) -> Payload:
             notes[f"failure.{result.client}"] = {"reason": result.reason}
             continue
         prefix = f"result.{result.client}"
-        tensors |= {f"{prefix}.weights": result.weights, f"{prefix}.buffers": result.buffers}
-        tensors |= {f"{prefix}.upload.{group}": named for group, named in result.upload.items()}
-        tensors |= {f"{prefix}.learned.{name}": named for name, named in result.learned.items()}
+        own = packed(result.weights, result.buffers, upload=result.upload, learned=result.learned)
+        tensors |= {f"{prefix}.{group}": named for group, named in own.items()}
         notes[prefix] = {
             "num_examples": result.num_examples,
             "num_steps": result.num_steps,

@@ -18,7 +18,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, last_line, notify, require
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.seeding import numpy_generator
-from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.core.tensors import Tensors, num_bytes
 from jdfl_lightning.data.base import Progress
 from jdfl_lightning.models import num_features
 from jdfl_lightning.server.screening import Form, why_not
@@ -53,27 +53,16 @@ def collect_updates(
         step: called after each client.
         leave_out: called for a client whose update cannot be used; it gets a pseudo-domain later.
     """
-    asked, theta_0 = discovery_clients(experiment), workspace.start(1)
-    length = experiment.clustering.sketch_dim or workspace.update_length()
-    tasks = [_probe(experiment, client, theta_0) for client in asked]
-    vectors: dict[int, Tensor] = {}
-    left_out: dict[int, str] = {}
-    for done, (client, result) in enumerate(zip(asked, runner.fit(tasks), strict=True), start=1):
-        update = update_of(result, length)
-        if isinstance(update, str):
-            left_out[client] = update
-            leave_out(client, update)
-        else:
-            vectors[client] = update
-        step("discovery", done, len(asked))
-    bytes_up = sum(update.numel() * update.element_size() for update in vectors.values())
+    theta_0, length = workspace.start(1), experiment.clustering.sketch_dim or workspace.update_length()
+    tasks = [_probe(experiment, client, theta_0) for client in discovery_clients(experiment)]
+    vectors, left_out = _updates(runner, tasks, length, "discovery", step, leave_out)
     if not vectors:
         client, reason = next(iter(left_out.items()))
         raise InputError(
             f"Expected clients with an update to cluster but none has one. Client {client}: {last_line(reason)}"
         ) from RuntimeError(reason)
-    down = sum(task.num_bytes for task in tasks)
-    return Updates(list(vectors), torch.stack(list(vectors.values())), left_out, down, bytes_up)
+    down, up = sum(task.num_bytes for task in tasks), num_bytes({"u": vectors})
+    return Updates(list(vectors), torch.stack(list(vectors.values())), left_out, down, up)
 
 
 def _probe(experiment: Experiment, client: int, theta_0: Theta, attempt: int = 0) -> FitTask:
@@ -81,7 +70,24 @@ def _probe(experiment: Experiment, client: int, theta_0: Theta, attempt: int = 0
     return FitTask(client, DISCOVERY_ROUND, experiment.seed_everything, weights, buffers, attempt=attempt)
 
 
-def update_of(result: FitResult | FitFailure, length: int) -> Tensor | str:
+def _updates(
+    runner: Runner, tasks: Sequence[FitTask], length: int, stage: str, step: Progress, leave_out: LeaveOut
+) -> tuple[dict[int, Tensor], dict[int, str]]:
+    """Have clients compute their updates; return those that can be used, and why the others cannot, by client."""
+    vectors: dict[int, Tensor] = {}
+    left_out: dict[int, str] = {}
+    for done, (task, result) in enumerate(zip(tasks, runner.fit(tasks), strict=True), start=1):
+        update = _update_of(result, length)
+        if isinstance(update, str):
+            left_out[task.client] = update
+            leave_out(task.client, update)
+        else:
+            vectors[task.client] = update
+        step(stage, done, len(tasks))
+    return vectors, left_out
+
+
+def _update_of(result: FitResult | FitFailure, length: int) -> Tensor | str:
     """Return a client's update vector, or why it cannot be used; ``length`` is the number of entries expected."""
     if isinstance(result, FitFailure):
         return result.reason
@@ -128,17 +134,10 @@ def assign_newcomers(
         return domains, 0, 0
     asked = {*discovery_clients(experiment), *domains.joined}
     tasks = [_probe(experiment, client, theta_0, draw if client in asked else 0) for client in newcomers]
-    up = 0
-    for done, (client, result) in enumerate(zip(newcomers, runner.fit(tasks), strict=True), start=1):
-        update = update_of(result, domains.centroids.shape[1])
-        if isinstance(update, str):
-            leave_out(client, update)
-            domains = domains.join(client, None)
-        else:
-            domains = domains.join(client, update, experiment.clustering.newcomers == "update")
-            up += update.numel() * update.element_size()
-        step("newcomers", done, len(newcomers))
-    return domains, sum(task.num_bytes for task in tasks), up
+    vectors, _ = _updates(runner, tasks, domains.centroids.shape[1], "newcomers", step, leave_out)
+    for client in newcomers:
+        domains = domains.join(client, vectors.get(client), experiment.clustering.newcomers == "update")
+    return domains, sum(task.num_bytes for task in tasks), num_bytes({"u": vectors})
 
 
 def prepare(experiment: Experiment, display: Display, backbone: nn.Module | None = None) -> Workspace:

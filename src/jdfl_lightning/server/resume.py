@@ -15,7 +15,7 @@ from jdfl_lightning.config import Experiment, as_dict, free_settings, run_of
 from jdfl_lightning.core.errors import InputError, StorageError, notify, plain, require
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings, option_name
 from jdfl_lightning.data.base import NOT_IN_PHASE_1, option_defaults
-from jdfl_lightning.server.state import ServerState, read_taken
+from jdfl_lightning.server.state import ServerState, read_taken, unpacked
 from jdfl_lightning.storage.checkpoint import CheckpointHeader, Checkpoints
 from jdfl_lightning.storage.discoveries import digest_discovery, load_discovery
 from jdfl_lightning.storage.folder import require_own_files
@@ -184,13 +184,15 @@ def read_reached(experiment: Experiment, folder: Path, data: str) -> Reached | N
     if header.data != data:
         raise InputError(f"Expected --data to give the images of the run {folder} but they, or their split, differ.")
     _check_beside(experiment, folder, file, header)
-    server, learned = (
-        {group.removeprefix(prefix): record[group] for group in record if group.startswith(prefix)}
-        for prefix in ("server.", "learned.")
+    state = ServerState(
+        header.round,
+        record.get("weights", {}),
+        record.get("buffers", {}),
+        unpacked(record, "server"),
+        unpacked(record, "learned"),
+        header.clients,
+        taken=read_taken(file, record.get("taken", {})),
     )
-    taken = read_taken(file, record.get("taken", {}))
-    buffers = record.get("buffers", {})
-    state = ServerState(header.round, record.get("weights", {}), buffers, server, learned, header.clients, taken=taken)
     evaluated, last = was_evaluated(folder, header.round), _last_model(folder)
     if evaluated is False and last is not None and last.round == header.round:
         evaluated = bool(last.scores)  # its row may have lost them

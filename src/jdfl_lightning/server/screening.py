@@ -23,7 +23,6 @@ from jdfl_lightning.supervision import Learned
 
 Refuse = Callable[[int, str], None]
 """Called with (client, reason) for an answer that does not enter the round."""
-_Look = tuple[torch.Size, torch.dtype, torch.layout]
 _MOST_COUNTED = 2**31
 """A count must grow by less than this in a fit, so that no answer can make it overflow."""
 
@@ -47,11 +46,6 @@ class Form:
     def groups(self) -> Record:
         """All tensors of an answer, grouped under the names used in messages."""
         return _groups(self.weights, self.buffers, self.upload, self.learned)
-
-    @cached_property
-    def looks(self) -> dict[str, dict[str, _Look]]:
-        """Shape, type and layout of each of them."""
-        return {what: _looks(tensors) for what, tensors in self.groups.items()}
 
     @classmethod
     def of(
@@ -120,13 +114,12 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
     if set(answered) != set(expected):
         return f"it has other uploads than were declared: {_differing(answered, expected)}"
     for what, tensors in answered.items():
-        looks, like = _looks(tensors), form.looks[what]
-        if looks == like:
-            continue
-        if looks.keys() != like.keys():
-            return f"other names than expected are in its {what}: {_differing(tensors, expected[what])}"
-        name = next(name for name in tensors if looks[name] != like[name])
-        return f"its {name} in {what} is {_described(looks[name])} and not {_described(like[name])}"
+        like = expected[what]
+        if tensors.keys() != like.keys():
+            return f"other names than expected are in its {what}: {_differing(tensors, like)}"
+        for name, tensor in tensors.items():
+            if (found := _described(tensor)) != _described(like[name]):
+                return f"its {name} in {what} is {found} and not {_described(like[name])}"
     if not all(math.isfinite(_length(tensors)) for tensors in answered.values()):
         return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
     for name, sent in form.frozen.items():
@@ -154,21 +147,14 @@ def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     return plain(", ".join(sorted(set(ours) ^ set(theirs))[:3]))
 
 
-def _looks(tensors: Tensors) -> dict[str, _Look]:
-    """Return shape, type and layout of tensors."""
-    return {name: (tensor.shape, tensor.dtype, tensor.layout) for name, tensor in tensors.items()}
-
-
-def _described(look: _Look) -> str:
+def _described(tensor: Tensor) -> str:
     """Return shape and type, and the layout if it is not strided."""
-    shape, dtype, layout = look
-    return f"{tuple(shape)} of {dtype}{'' if layout is torch.strided else f', {layout}'}"
+    layout = "" if tensor.layout is torch.strided else f", {tensor.layout}"
+    return f"{tuple(tensor.shape)} of {tensor.dtype}{layout}"
 
 
 def _length(tensors: Tensors) -> float:
     """Return the Euclidean norm of all tensors together, whatever their types."""
-    if all(tensor.is_floating_point() for tensor in tensors.values()):
-        return norm(tensors)
     return norm(
         {n: t.abs() if t.is_complex() else t if t.is_floating_point() else t.double() for n, t in tensors.items()}
     )

@@ -18,7 +18,7 @@ from jdfl_lightning.core.errors import InputError, Interrupted, StorageError
 from jdfl_lightning.core.files import remove_asides, write_whole
 from jdfl_lightning.core.messages import SUPERVISION, UNKNOWN
 from jdfl_lightning.core.system import after_current_client
-from jdfl_lightning.core.tensors import Record, misfit
+from jdfl_lightning.core.tensors import misfit
 from jdfl_lightning.data.base import option_defaults
 from jdfl_lightning.data.summary import data_table
 from jdfl_lightning.report.details import draw_targets
@@ -194,21 +194,12 @@ def _has_begun(folder: Path) -> bool:
     )
 
 
-def _misfit(found: Record, like: Record) -> str | None:
-    """Return the first difference of names and shapes between two records; None if there is none."""
-    return next(filter(None, (misfit(found.get(group, {}), tensors) for group, tensors in like.items())), None)
-
-
 def _reached_state(reached: Reached, start: ServerState, num_clients: int) -> ServerState:
     """Return the checkpoint's state, after checking that it fits this network, algorithm and discovery."""
-    problem = (
-        misfit(reached.state.weights, start.weights)
-        or misfit(reached.state.buffers, start.buffers)
-        or _misfit(reached.state.record, start.record)
-        or _misfit(reached.state.learned, start.learned)
-    )
-    if problem:
-        raise StorageError(f"Expected a checkpoint of this network and algorithm but {problem}.")
+    found = reached.state.as_record()
+    for group, tensors in start.as_record().items():
+        if problem := misfit(found.get(group, {}), tensors):
+            raise StorageError(f"Expected a checkpoint of this network and algorithm but {problem}.")
     weights = {name: reached.state.weights[name] for name in start.weights}
     domains = start.domains
     if domains is not None:

@@ -36,9 +36,7 @@ class ServerState:
 
     def as_record(self) -> Record:
         """Return all tensors as one record."""
-        server = {f"server.{group}": tensors for group, tensors in self.record.items()}
-        learned = {f"learned.{name}": tensors for name, tensors in self.learned.items()}
-        found = {"weights": self.weights, "buffers": self.buffers, **server, **learned}
+        found = packed(self.weights, self.buffers, server=self.record, learned=self.learned)
         if self.domains is not None and self.domains.moved:
             found["domains"] = {"mu": self.domains.centroids}
         if self.taken:
@@ -46,6 +44,17 @@ class ServerState:
             found["taken"] = {"client": torch.tensor(list(self.taken)), "rounds": torch.tensor(rounds)}
             found["taken"]["loss"] = torch.tensor(losses, dtype=torch.float64)
         return found
+
+
+def packed(weights: Tensors, buffers: Tensors, **records: Record) -> Record:
+    """Return weights, buffers and some records as one record, in which a group has its record's name before its own."""
+    inner = {f"{name}.{group}": tensors for name, record in records.items() for group, tensors in record.items()}
+    return {"weights": weights, "buffers": buffers, **inner}
+
+
+def unpacked(record: Record, name: str) -> Record:
+    """Return one of the records that were packed into a record."""
+    return {group.removeprefix(f"{name}."): record[group] for group in record if group.startswith(f"{name}.")}
 
 
 def read_taken(file: Path, table: Tensors) -> dict[int, tuple[int, float]]:
