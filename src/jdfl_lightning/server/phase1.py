@@ -18,7 +18,7 @@ from jdfl_lightning.config import Experiment
 from jdfl_lightning.core.errors import InputError, last_line, notify, require
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.seeding import numpy_generator
-from jdfl_lightning.core.tensors import Tensors, num_bytes
+from jdfl_lightning.core.tensors import Tensors
 from jdfl_lightning.data.base import Progress
 from jdfl_lightning.models import num_features
 from jdfl_lightning.server.screening import Form, why_not
@@ -61,7 +61,7 @@ def collect_updates(
         raise InputError(
             f"Expected clients with an update to cluster but none has one. Client {client}: {last_line(reason)}"
         ) from RuntimeError(reason)
-    down, up = sum(task.num_bytes for task in tasks), num_bytes({"u": vectors})
+    down, up = sum(task.num_bytes for task in tasks), sum(vector.nbytes for vector in vectors.values())
     return Updates(list(vectors), torch.stack(list(vectors.values())), left_out, down, up)
 
 
@@ -137,7 +137,7 @@ def assign_newcomers(
     vectors, _ = _updates(runner, tasks, domains.centroids.shape[1], "newcomers", step, leave_out)
     for client in newcomers:
         domains = domains.join(client, vectors.get(client), experiment.clustering.newcomers == "update")
-    return domains, sum(task.num_bytes for task in tasks), num_bytes({"u": vectors})
+    return domains, sum(task.num_bytes for task in tasks), sum(vector.nbytes for vector in vectors.values())
 
 
 def prepare(experiment: Experiment, display: Display, backbone: nn.Module | None = None) -> Workspace:

@@ -118,8 +118,8 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         if tensors.keys() != like.keys():
             return f"other names than expected are in its {what}: {_differing(tensors, like)}"
         for name, tensor in tensors.items():
-            if (found := _described(tensor)) != _described(like[name]):
-                return f"its {name} in {what} is {found} and not {_described(like[name])}"
+            if _look(tensor) != _look(like[name]):
+                return f"its {name} in {what} is {_described(tensor)} and not {_described(like[name])}"
     if not all(math.isfinite(_length(tensors)) for tensors in answered.values()):
         return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
     for name, sent in form.frozen.items():
@@ -147,10 +147,14 @@ def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     return plain(", ".join(sorted(set(ours) ^ set(theirs))[:3]))
 
 
+def _look(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.layout]:
+    return tensor.shape, tensor.dtype, tensor.layout
+
+
 def _described(tensor: Tensor) -> str:
     """Return shape and type, and the layout if it is not strided."""
-    layout = "" if tensor.layout is torch.strided else f", {tensor.layout}"
-    return f"{tuple(tensor.shape)} of {tensor.dtype}{layout}"
+    shape, dtype, layout = _look(tensor)
+    return f"{tuple(shape)} of {dtype}{'' if layout is torch.strided else f', {layout}'}"
 
 
 def _length(tensors: Tensors) -> float:
