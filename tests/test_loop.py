@@ -36,6 +36,23 @@ class Restless(nn.Module):
         return features
 
 
+class Counting(nn.Module):
+    """A network that puts a new tensor in the place of its buffer: the number of batches that it was trained on."""
+
+    batches: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.batches = self.batches + 1
+        features: Tensor = self.net(images)
+        return features
+
+
 class Own(JointModule):
     """A module of the user's."""
 
@@ -192,6 +209,17 @@ def test_hooks_of_the_user_get_a_trainer() -> None:
     result, _ = fit_client(workspace, FitTask(0, 1, 0, weights, buffers), {})
     assert result.num_steps == 4
     assert torch.isfinite(result.weights["head.weight"]).all()
+
+
+def test_a_buffer_that_is_replaced_is_sent_and_set() -> None:
+    """Each client begins with the buffer that it is sent, and answers with its own."""
+    workspace = Workspace(experiment(backbone="test_loop.Counting", supervision="base", batch_size=96))
+    weights, _ = workspace.initial(1)
+    for client, sent in ((0, 0.0), (1, 10.0), (0, 3.0)):
+        buffers = {"backbone.batches": torch.tensor(sent)}
+        result, _ = fit_client(workspace, FitTask(client, 1, 0, weights, buffers), {})
+        assert result.buffers["backbone.batches"] == sent + result.num_steps
+        assert result.num_steps == 4
 
 
 @pytest.mark.parametrize("part", ["test", "val", "unseen"])

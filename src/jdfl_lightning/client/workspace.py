@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.core.errors import InputError, without_stop
@@ -235,7 +236,9 @@ class Workspace:
         if len(module.regularizers):
             module.regularizers = nn.ModuleList()
         if module.live is None and type(module) is JointModule and self.experiment.trainer.are_plain:
-            module.live = module.trainable(), module.statistics()  # no subclass or Trainer exchanges them
+            # no subclass or Trainer exchanges them; BatchNorm changes its buffers in place, other layers may not
+            stay = all(isinstance(layer, _BatchNorm) for layer in module.backbone.modules() if layer._buffers)
+            module.live = (module.trainable(), module.statistics()) if stay else None
         dtype = weights["head.weight"].dtype
         values = {**weights, **buffers}
         with torch.no_grad():
