@@ -154,14 +154,15 @@ def test_the_page_in_a_browser(width: int) -> None:
         row: dict[str, Any] = {"round": 3, "test/acc": 0.5, "test/acc_worst": 0.5, "train/loss": 0.5}
         append_metrics(folder, row | {f"test/acc/{name}": 0.5})
         page.reload()  # a finished run is looked at every quarter of a minute
-        page.wait_for_function("document.querySelectorAll('#accuracy polyline').length === 6")
+        # a function is compiled once; an expression would be compiled again at each look, which the page's policy forbids
+        page.wait_for_function("() => document.querySelectorAll('#accuracy polyline').length === 6")
         assert points(page, 0) == 3
         assert any(name in text for text in page.locator("#accuracy li").all_inner_texts())
         assert page.locator("img").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert lines_of_cards(page) == ([1, 3] if width > 1200 else [1] * 4)
         page.set_viewport_size({"width": 800, "height": 900})  # what is there is drawn anew
-        page.wait_for_function("document.querySelector('#clients svg').viewBox.baseVal.width > 700")
+        page.wait_for_function("() => document.querySelector('#clients svg').viewBox.baseVal.width > 700")
         assert lines_of_cards(page) == [1, 2, 1]
         drawn = "document.querySelector('#loss svg').getBoundingClientRect().width"
         assert page.evaluate(f"{drawn} / document.querySelector('#loss svg').viewBox.baseVal.width") == pytest.approx(
@@ -169,7 +170,7 @@ def test_the_page_in_a_browser(width: int) -> None:
         )
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function(
-            f"Math.abs({drawn} / document.querySelector('#loss svg').viewBox.baseVal.width - 1) < 0.02"
+            f"() => Math.abs({drawn} / document.querySelector('#loss svg').viewBox.baseVal.width - 1) < 0.02"
         )
         page.locator("#accuracy svg").first.hover()  # values of the round below the pointer
         page.wait_for_selector("#accuracy line[visibility=visible]", state="attached")
