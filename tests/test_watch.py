@@ -154,7 +154,7 @@ def test_the_page_in_a_browser(width: int) -> None:
         row: dict[str, Any] = {"round": 3, "test/acc": 0.5, "test/acc_worst": 0.5, "train/loss": 0.5}
         append_metrics(folder, row | {f"test/acc/{name}": 0.5})
         page.reload()  # a finished run is looked at every quarter of a minute
-        # a function is compiled once; an expression would be compiled again at each look, which the page's policy forbids
+        # a function is compiled once, an expression at each look, which the page's policy forbids
         page.wait_for_function("() => document.querySelectorAll('#accuracy polyline').length === 6")
         assert points(page, 0) == 3
         assert any(name in text for text in page.locator("#accuracy li").all_inner_texts())
