@@ -22,7 +22,7 @@ from jdfl_lightning.config import as_dict
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitTask
 from jdfl_lightning.core.tensors import Tensors
-from jdfl_lightning.joint import RandomTargets
+from jdfl_lightning.joint import RandomTargets, TargetRule
 from jdfl_lightning.regularizers import Agreement, Step
 from jdfl_lightning.regularizers.agreement import disagreement
 from jdfl_lightning.storage.checkpoint import Checkpoints
@@ -189,6 +189,24 @@ def test_own_rule_by_its_import_path() -> None:
     assert parse_experiment("fit", given).supervision == Halves(0.75)
     table = Halves(0.75).table(torch.zeros(3, 1))
     torch.testing.assert_close(table, torch.tensor([[0.75, 0.25, 0], [0, 0.75, 0.25], [0.25, 0, 0.75]]))
+
+
+class Tempered(Graded):
+    """Graded targets by a rule with a parameter of its own, which is no part of the network."""
+
+    def rule(self, sent: Tensors, domain: int) -> TargetRule:
+        rule = super().rule(sent, domain)
+        rule.temperature = nn.Parameter(torch.ones(()))
+        return rule
+
+
+@pytest.mark.parametrize("trainer", [TrainerOptions(), TrainerOptions(gradient_clip_val=1e9)], ids=["loop", "Trainer"])
+def test_parameters_of_a_rule_are_not_the_networks(trainer: TrainerOptions) -> None:
+    finished("plain", rounds=2, num_domains=2, supervision="graded", trainer=trainer)
+    own = fit(experiment(rounds=2, num_domains=2, supervision=Tempered(), trainer=trainer, run_dir="own"))
+    expected, found = (load_model(Path(folder), "last").weights for folder in ("plain", own.folder))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_old_options_are_still_read() -> None:

@@ -113,7 +113,8 @@ class LocalUpdate(pl.Callback):
         private = getattr(pl_module, "private", ())
         known = getattr(pl_module, "live", None)  # to walk through a network takes long
         trained = known[0] if known else {n: p for n, p in pl_module.named_parameters() if p.requires_grad}
-        self._params = {name: param for name, param in trained.items() if name not in private}
+        sent = self.task.weights.keys() - {*private}  # a target rule or a regularizer may have parameters too
+        self._params = {name: param for name, param in trained.items() if name in sent}
         self._private = {name: param for name, param in trained.items() if name in private}
         self._names = {id(param): name for name, param in self._params.items()}
         self.lr_sums = dict.fromkeys(self._params, 0.0)

@@ -60,6 +60,8 @@ def train(
     for optimizer in trainer.optimizers:
         optimizer.state.clear()
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    if isinstance(module, JointModule):
+        return snapshot(module.trainable()), logged
     return snapshot({name: param for name, param in module.named_parameters() if param.requires_grad}), logged
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -216,7 +216,8 @@ class JointModule(pl.LightningModule):
         part = self.optimizer or Part(
             torch.optim.SGD, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )
-        known = self.live is not None and not len(self.regularizers)
+        own = [*self.targets.parameters(), *self.regularizers.parameters()]
+        known = self.live is not None and not own
         groups: list[dict[str, Any]] = [{"params": list(self.trainable().values() if known else self.parameters())}]
         if self.head_lr != 1:
             head = {id(param) for param in self.head.parameters()}
@@ -232,15 +233,20 @@ class JointModule(pl.LightningModule):
         """Return the live parameters that are trained, by name: of backbone, head and a subclass's own layers."""
         if self.live is not None:
             return self.live[0]
-        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        trained = {name: param for name, param in self.named_parameters() if param.requires_grad}
+        return _of_the_network(trained)
 
     def statistics(self) -> Tensors:
         """Return the network's other tensors, by name: buffers (BatchNorm's statistics) and frozen parameters."""
         if self.live is not None:
             return self.live[1]
         frozen = {name: param for name, param in self.named_parameters() if not param.requires_grad}
-        tensors = {**dict(self.named_buffers()), **frozen}
-        return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in _OF_A_FIT}
+        return _of_the_network({**dict(self.named_buffers()), **frozen})
+
+
+def _of_the_network(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Leave out the tensors of what every fit replaces."""
+    return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in _OF_A_FIT}
 
 
 SUPPLIED = tuple(inspect.signature(JointModule).parameters)
