@@ -136,7 +136,7 @@ def test_input_range() -> None:
 def test_every_digit_is_used_once_and_domains_look_different(small_digits: DigitsDomains) -> None:
     data = DigitsDomains()
     data.setup()
-    assert data.images.shape == (1797, 32, 32, 3)
+    assert data.images.shape == (1797, 16, 16, 3)
     counts = torch.stack([torch.bincount(data.labels[data.domains == d], minlength=10) for d in range(4)])
     assert int(counts.sum()) == 1797
     assert int((counts.max(0).values - counts.min(0).values).max()) <= 1

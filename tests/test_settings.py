@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from jdfl_lightning.config import Experiment, as_dict, free_settings, parse_experiment, parsing
 from jdfl_lightning.core.errors import InputError, Note
 from jdfl_lightning.core.settings import chosen, declared_settings, flat_settings
-from jdfl_lightning.data import PACS
+from jdfl_lightning.data import PACS, DigitsDomains
 from jdfl_lightning.server.resume import fixed_settings
 
 DECLARED = {setting.name: setting for setting in declared_settings(Experiment)}
@@ -65,9 +66,38 @@ def test_the_parser_keeps_nothing_of_what_it_parsed() -> None:
     """The tests of a process share one parser (`conftest.py`)."""
     assert parsing.make_parser("fit") is parsing.make_parser("fit")
     before = as_dict(parse_experiment("fit", []))
-    changed = ["--supervision", "graded", "--data", "PACS", "--data.root", "x", "--algorithm", "FedDC", "--lr", "0.2"]
+    changed = ["--supervision", "graded", "--data", "PACS", "--data.root", "/x", "--algorithm", "FedDC", "--lr", "0.2"]
     with pytest.warns(Note, match="--supervision.alpha"):
         parse_experiment("fit", [*changed, "--alpha", "0.3", "--clustering.epochs", "7"])
     with pytest.raises(InputError):
         parse_experiment("fit", [*changed, "--clustering.epochs", "0"])
     assert as_dict(parse_experiment("fit", [])) == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--data", "PACS", "--data.root", "/x"],
+        ["--data.root", "/x", "--data=PACS"],
+        ["--data.class_path", "PACS", "--data.init_args.root", "/x"],
+        ["--config", "short.yaml"],
+        ["--config", "name.yaml", "--data.root", "/x"],
+    ],
+)
+def test_a_data_set_has_its_own_defaults(args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the default data set has is not kept for another that is named: not its size, not its test images."""
+    monkeypatch.chdir(tmp_path)
+    Path("short.yaml").write_text("data: {class_path: PACS, init_args: {root: /x}}")
+    Path("name.yaml").write_text("data: PACS")
+    data = parse_experiment("fit", args).data
+    assert (type(data).__name__, str(data.root), data.size, data.test_fraction) == ("PACS", "/x", 112, 0.1)
+
+
+def test_what_is_given_stays_when_another_data_set_is_named() -> None:
+    found = parse_experiment("fit", ["--config", "pacs_b", "--data.size", "40", "--data", "ImageFolderDomains"]).data
+    assert (type(found).__name__, found.size, found.num_clients) == ("ImageFolderDomains", 40, 10)
+
+
+@pytest.mark.parametrize("args", [[], ["--data", "DigitsDomains"], ["--data.num_clients", "4"], ["--config", "digits"]])
+def test_the_digits_are_small_however_they_are_named(args: list[str]) -> None:
+    assert parse_experiment("fit", args).data.size == DigitsDomains().size == 16

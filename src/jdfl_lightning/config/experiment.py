@@ -40,7 +40,7 @@ class Experiment:
 
     seed_everything: int = setting(0, phase_1=True)
     """Seed of everything random: initialisation, split, sampling, shuffling, random targets."""
-    data: DomainDataModule = setting(factory=lambda: DigitsDomains(size=16), phase_1=True)
+    data: DomainDataModule = setting(factory=DigitsDomains, phase_1=True)
     """The images: DigitsDomains, RealDigits, PACS, OfficeCaltech, HubDomains, ImageFolderDomains, SiteFolders, or your
     own subclass of DomainDataModule."""
     model: Part | None = setting(None, phase_1=True, in_paper=False)

@@ -63,8 +63,15 @@ register_type(
 )
 
 
-def _add_settings(parser: ArgumentParser, skip: set[str]) -> None:
-    """Add the options that are a run's settings; the attribute docstrings of `Experiment` are their help."""
+def _add_settings(parser: ArgumentParser, skip: set[str], data_is_named: bool = False) -> None:
+    """Add the options that are a run's settings; the attribute docstrings of `Experiment` are their help.
+
+    Args:
+        parser: gets the options.
+        skip: settings to leave out.
+        data_is_named: whether the user names the data module; else arguments of the default one would stay for any
+            other that has arguments of the same names.
+    """
     parser.add_argument(
         "--config",
         action="config",
@@ -90,15 +97,16 @@ def _add_settings(parser: ArgumentParser, skip: set[str]) -> None:
                 help=hints[name],
             )
     defaults = as_dict(Experiment())
-    defaults["data"]["init_args"]["normalize"] = None  # a network's weights may have their own
-    parser.set_defaults({name: defaults[name] for name in ("data", "algorithm", "backend", "supervision")})
+    data = {"class_path": defaults["data"]["class_path"]}  # what its arguments leave open, a network's weights decide
+    parser.set_defaults({name: defaults[name] for name in ("algorithm", "backend", "supervision")})
+    parser.set_defaults({"data": None if data_is_named else data})
     parser.set_defaults({"clustering.criterion": defaults["clustering"]["criterion"]})
 
 
-def make_parser(program: str) -> ArgumentParser:
-    """Return the parser of a run's settings."""
+def make_parser(program: str, data_is_named: bool = False) -> ArgumentParser:
+    """Return the parser of a run's settings; `_add_settings` says what is different if the data module is named."""
     parser = _parser(program, Experiment.__doc__)
-    _add_settings(parser, set())
+    _add_settings(parser, set(), data_is_named)
     return parser
 
 
@@ -190,7 +198,8 @@ def _parse(
     program: str, configs: Sequence[Mapping[str, Any]], options: Sequence[str], moved: Mapping[str, Any]
 ) -> Experiment:
     """Parse settings, of which later ones win, and options, which win over all of them."""
-    parser = make_parser(program)
+    named = any(isinstance(data := config.get("data"), str) or "class_path" in (data or ()) for config in configs)
+    parser = make_parser(program, named or bool(split_options(options, {"data", "data.class_path"})[0]))
     texts = [f"--config={as_yaml(config)}" for config in configs]
     settings = parser.parse_args([*texts, *options])
     _use_moved(settings, moved)

@@ -26,7 +26,7 @@ class DigitsDomains(DomainDataModule):
     """1,797 handwritten digits, each in one of four visual domains.
 
     Args:
-        size: height and width of the images; null for that of the backbone's weights, or 32.
+        size: height and width of the images; null for that of the backbone's weights, or 16.
         num_clients: N; in proportion to the domains' sizes, at least one each.
         test_fraction: share of every domain that is held out, rounded up.
         **options: those of every data module.
@@ -34,12 +34,12 @@ class DigitsDomains(DomainDataModule):
     >>> data = DigitsDomains(num_clients=10)
     >>> data.setup()
     >>> data.images.shape, [len(held) for held in data.partition.test]
-    (torch.Size([1797, 32, 32, 3]), [90, 90, 90, 90])
+    (torch.Size([1797, 16, 16, 3]), [90, 90, 90, 90])
     """
 
     domain_names = ("ink", "chalk", "photo", "outline")
     class_names = tuple(str(digit) for digit in range(10))
-    default_size = 32
+    default_size = 16
 
     def __init__(
         self, size: int | None = None, num_clients: int = 10, test_fraction: float = 0.2, **options: Unpack[DataOptions]
