@@ -198,10 +198,11 @@ def _parse(
     program: str, configs: Sequence[Mapping[str, Any]], options: Sequence[str], moved: Mapping[str, Any]
 ) -> Experiment:
     """Parse settings, of which later ones win, and options, which win over all of them."""
-    named = any(isinstance(data := config.get("data"), str) or "class_path" in (data or ()) for config in configs)
-    parser = make_parser(program, named or bool(split_options(options, {"data", "data.class_path"})[0]))
+    data, options = split_options(options, {"data", "data.class_path"})
+    named = any(isinstance(given := config.get("data"), str) or "class_path" in (given or ()) for config in configs)
+    parser = make_parser(program, named or bool(data))
     texts = [f"--config={as_yaml(config)}" for config in configs]
-    settings = parser.parse_args([*texts, *options])
+    settings = parser.parse_args([*texts, *data, *options])  # its own options may stand before it
     _use_moved(settings, moved)
     parts = {name: _as_part(settings.pop(name, None)) for name in PARTS}
     settings = parser.instantiate(settings)
