@@ -102,8 +102,7 @@ def test_short_forms_of_the_optimizers_options() -> None:
 def test_a_rate_over_the_rounds() -> None:
     """0.5^(t-1): in round 3 a quarter of the rate."""
     halves = Part(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
-    assert [round_factor(halves, t) for t in (1, 2, 3)] == [1.0, 0.5, 0.25]
-    assert round_factor(None, 7) == 1.0
+    assert [round_factor(halves, t, lr=0.5) for t in (1, 2, 3)] == [1.0, 0.5, 0.25]
     run = experiment(supervision="hard", lr=0.2, round_scheduler=halves)
     _, result = one_fit(run, round=3)
     close(result, by_hand(run, 3, [0.05], torch.optim.SGD))
@@ -452,7 +451,7 @@ def test_a_function_as_an_argument(tmp_path: Path) -> None:
     run = parse_experiment("fit", given)
     part = Part(torch.optim.lr_scheduler.LambdaLR, lr_lambda=halved)
     assert run.round_scheduler == part == Part("torch.optim.lr_scheduler.LambdaLR", lr_lambda="own_parts.halved")
-    assert [round_factor(run.round_scheduler, number) for number in (1, 2, 4)] == [1, 0.5, 0.125]
+    assert [round_factor(run.round_scheduler, number, lr=0.5) for number in (1, 2, 4)] == [1, 0.5, 0.125]
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(as_dict(run)))
     assert parse_experiment("fit", ["--config", str(file)]).round_scheduler == part

@@ -124,6 +124,12 @@ class LocalUpdate(pl.Callback):
                 raise PublicError(f"Expected plain SGD, as the algorithm's formulas assume, but the model uses {name}.")
             optimizer.register_step_post_hook(self._count_step)
         self.begin(self._params)
+        corrects = self.anchors or self.shift or type(self).correct is not LocalUpdate.correct or self.needs_plain_sgd
+        if corrects and len(trainer.optimizers) > 1:
+            raise PublicError(
+                f"Expected one optimizer, as {type(self).__name__} corrects all gradients before its step, but the "
+                f"model has {len(trainer.optimizers)}."
+            )
 
     def _count_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         ours = [(param, group["lr"]) for group in optimizer.param_groups for param in group["params"]]
@@ -150,6 +156,8 @@ class LocalUpdate(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Sum the loss without synchronising the device."""
+        if not outputs:  # the model has skipped the batch
+            return
         size = len(batch[1])
         batches = trainer.accumulate_grad_batches  # Lightning divides the loss by this
         self.count_loss(outputs["loss"].detach().float() * (size * batches), size)

@@ -96,6 +96,8 @@ class VectorRunner(LocalRunner):
                     seconds.append(second)
             if not all(has_known_hooks(fit.update) and not fit.task.every_epoch for fit in fits):
                 return "its algorithm acts between the steps of a fit"
+            if any(fit.targets is not None and [*fit.targets.parameters()] for fit in fits):
+                return "its target rule has parameters of its own"
             results: list[FitResult | FitFailure] = []
             new: dict[int, Record] = {}
             own = fit_stack(workspace, seconds) if seconds else [{}] * len(fits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +18,7 @@ from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
 from jdfl_lightning.client.workspace import Workspace as Workspace
 from jdfl_lightning.client.workspace import build_module as build_module
 from jdfl_lightning.client.workspace import initial_backbone as initial_backbone
-from jdfl_lightning.client.workspace import round_factor
-from jdfl_lightning.core.errors import PublicError
+from jdfl_lightning.core.errors import PublicError, plain
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, PRIVATE, SUPERVISION, FitResult, FitTask
 from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
 from jdfl_lightning.core.tensors import Record, Tensors, norm, snapshot
@@ -154,10 +154,24 @@ def prepare_fit(workspace: Workspace, task: FitTask, update: LocalUpdate, own: T
     loader = data.client_loader(number, max(task.domain, 0), batch_size, shuffle, augment=not discovering)
     if discovering and experiment.clustering.labels == "rotations":
         loader = TurnedBatches(loader, len(data.class_names))
-    factor = 1.0 if discovering else round_factor(experiment.round_scheduler, task.round)
     num_domains = 1 if rule is None else rule.num_domains
     weights, buffers = workspace.complete(task.weights, task.buffers, own, num_domains)
+    factor = workspace.lr_factor(task.round)
     return LocalFit(task, update, rule, terms, loader, epochs, targets, factor, weights, buffers)
+
+
+_OURS = re.compile(r"(round|clients|refused|joined)|(test|val|unseen|time|bytes|norm|final|discovery)/.*")
+"""Names of the numbers that a run logs itself."""
+
+
+def _check_names(logged: Iterable[str]) -> None:
+    """Raise a `PublicError` if a module has logged a number by a name that is the run's own, or no name."""
+    for name in logged:
+        if _OURS.fullmatch(name) or plain(name) != name or not name:
+            raise PublicError(
+                f"Expected the model to log numbers by printable names, other than the run's own, but it logs "
+                f"{plain(name)!r}: log train/... instead."
+            )
 
 
 def end_fit(
@@ -178,6 +192,7 @@ def end_fit(
             f"Expected client {task.client} to train in round {task.round} but its fit took no step: "
             "look at --epochs, and at --trainer.precision, whose gradient scaler may have skipped them all."
         )
+    _check_names(logged)
     sent = workspace.sent(weights)
     upload, state = fit.report or update.report(sent)
     norms = {

@@ -105,8 +105,9 @@ class JointModule(pl.LightningModule):
         """Set by an algorithm during a fit: (task's loss, features, labels) to the loss to minimise."""
         self.generator: torch.Generator | None = None
         """Source of the random targets; torch's global one if not set."""
-        self.live: tuple[Tensors, Tensors] | None = None
-        """Set by a run whose tensors stay, as to look for them takes long: what `trainable` and `statistics` return."""
+        self.live: tuple[Tensors, list[tuple[str, dict[str, Any], str]]] | None = None
+        """Set by a run whose parameters stay, as to look for tensors takes long: the trained parameters, and for each
+        other tensor its name, and where it is, as a layer may replace its buffers."""
 
     def _build(self, targets: TargetRule, in_features: int, num_classes: int, score: Score) -> None:
         """Build the parts that depend on the number of pseudo-domains."""
@@ -239,9 +240,18 @@ class JointModule(pl.LightningModule):
     def statistics(self) -> Tensors:
         """Return the network's other tensors, by name: buffers (BatchNorm's statistics) and frozen parameters."""
         if self.live is not None:
-            return self.live[1]
+            return {name: place[key] for name, place, key in self.live[1]}
         frozen = {name: param for name, param in self.named_parameters() if not param.requires_grad}
         return _of_the_network({**dict(self.named_buffers()), **frozen})
+
+    def find_live(self) -> None:
+        """Find all tensors once, for `live`."""
+        places: list[tuple[str, dict[str, Any], str]] = []
+        for name in self.statistics():
+            path, _, key = name.rpartition(".")
+            layer = self.get_submodule(path)
+            places.append((name, layer._buffers if key in layer._buffers else layer._parameters, key))
+        self.live = self.trainable(), places
 
 
 def _of_the_network(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -6,6 +6,7 @@ product of stacked matrices replaces many products, so that weights agree to rou
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -26,7 +27,7 @@ from jdfl_lightning.client.stacked import (
 from jdfl_lightning.client.together import report_together, rows_of, stacked_update
 from jdfl_lightning.core.errors import InputError, last_line, require
 from jdfl_lightning.core.parts import Part
-from jdfl_lightning.core.tensors import Tensors, zeros_like
+from jdfl_lightning.core.tensors import Tensors, digest_tensors, zeros_like
 from jdfl_lightning.models import Backbone
 
 _OWN = "jdfl_lightning."
@@ -52,15 +53,18 @@ def check_stackable(workspace: Workspace) -> None:
     for reason, holds in reasons.items():
         require(not holds, "--backend", f"LocalBackend or PoolBackend, as {reason},", "VectorBackend")
     weights, buffers = workspace.initial(1)
-    module = workspace.module(weights, buffers).train()
+    module = copy.deepcopy(workspace.module(weights, buffers)).train()  # what is tried may leave something in it
     images = next(iter(workspace.data.test_dataloader()))[0][:2]
+    before = digest_tensors(dict(module.named_buffers()))
+    stacked = {name: tensor.expand(2, *tensor.shape) for name, tensor in weights.items()}
+    wanted = "Expected a network whose copies can be stacked with VectorBackend (no BatchNorm, no dropout)"
     try:
-        _forward(module, {name: tensor.expand(2, *tensor.shape) for name, tensor in weights.items()}, images[:, None])
+        _forward(module, stacked, images[:, None])
+        changed = digest_tensors(dict(module.named_buffers())) != before
     except Exception as error:  # what cannot be vectorised raises different errors
-        raise InputError(
-            f"Expected a network whose copies can be stacked with VectorBackend (no BatchNorm, no dropout) but "
-            f"{experiment.backbone} cannot be: {last_line(str(error))}"
-        ) from error
+        raise InputError(f"{wanted} but {experiment.backbone} cannot be: {last_line(str(error))}") from error
+    if changed:
+        raise InputError(f"{wanted} but {experiment.backbone} changes its buffers in training.")
 
 
 def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
@@ -83,11 +87,13 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
     kinds = {type(update) for update in updates}
     own_correct = bool(sent) and (len(kinds) > 1 or any(kind.correct is not LocalUpdate.correct for kind in kinds))
     gradients = zeros_like(values) if own_correct else {}
-    clients = []
+    clients: list[StackedClient] = []
+    views: list[dict[str, Tensor | None]] = []
     for place, fit in enumerate(members):
         params = {} if together else {name: value[place].requires_grad_() for name, value in values.items()}
         for name, stacked in gradients.items():
             params[name].grad = stacked[place]
+        views.append({name: params[name].grad for name in gradients})
         clients.append(StackedClient(fit, params, module))
         if together is None:
             clients[-1].hook("on_train_start")
@@ -111,8 +117,10 @@ def fit_stack(workspace: Workspace, fits: Sequence[LocalFit]) -> list[Tensors]:
             if correction is None:
                 for name, gradient in changes.items():
                     gradients[name][: len(active)] = gradient
-                for client in active:
+                for place, client in enumerate(active):
                     client.fit.update.correct(workspace.sent(client.params))
+                    if any(client.params[n].grad is not views[place][n] for n in gradients):
+                        raise InputError("its algorithm replaces gradients, which it has to change in place")
                 changes = {name: stacked[: len(active)] for name, stacked in gradients.items()}
             for name, value in values.items():
                 own = value[: len(active)]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from jdfl_lightning.client.module import JointModule
-from jdfl_lightning.core.errors import InputError, without_stop
+from jdfl_lightning.core.errors import InputError, require, without_stop
+from jdfl_lightning.core.messages import DISCOVERY_ROUND
 from jdfl_lightning.core.parts import Part
 from jdfl_lightning.core.seeding import isolated_randomness
 from jdfl_lightning.core.tensors import Tensors, snapshot
@@ -22,22 +22,24 @@ if TYPE_CHECKING:
     from jdfl_lightning.config import Experiment
 
 
-@cache
-def round_factor(scheduler: Part | None, round: int) -> float:
-    """Return the factor on the learning rate in a round, counted from 1: that of a scheduler that steps once a round.
+def round_factor(scheduler: Part, round: int, lr: float) -> float:
+    """Return the factor on the learning rate in a round, counted from 1, by a scheduler that steps once a round.
 
-    >>> round_factor(Part(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5), round=3)
+    Args:
+        scheduler: the scheduler.
+        round: the round.
+        lr: the rate that it begins with.
+
+    >>> round_factor(Part(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5), round=3, lr=0.5)
     0.25
     """
-    if scheduler is None:
-        return 1.0
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
     stepping = scheduler.build(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer itself takes no step
         for _ in range(round - 1):
             stepping.step()
-    return float(optimizer.param_groups[0]["lr"])
+    return float(optimizer.param_groups[0]["lr"]) / lr
 
 
 def initial_backbone(experiment: Experiment, pretrained: bool = True) -> nn.Module:
@@ -52,7 +54,10 @@ def initial_backbone(experiment: Experiment, pretrained: bool = True) -> nn.Modu
     with isolated_randomness(experiment.seed_everything, "backbone"):
         if data.features is not None:
             return backbone_on_features(name, arguments, data.features.shape[1])
-        return build_backbone(name, data.size, arguments, pretrained)
+        backbone = build_backbone(name, data.size, arguments, pretrained)
+        if any(map(is_lazy, backbone.parameters())):
+            num_features(backbone, data.size)  # makes its parameters
+        return backbone
 
 
 def build_module(model: Part | None, backbone: nn.Module, **supplied: Any) -> JointModule:
@@ -72,7 +77,35 @@ def build_module(model: Part | None, backbone: nn.Module, **supplied: Any) -> Jo
             f"{without_stop(error)}. Its __init__ takes its own arguments and **rest, and calls "
             "super().__init__(**rest)."
         ) from error
+    kind = type(module)
+    if type(module.head) is not JointHead:
+        raise InputError(
+            f"Expected --model to leave the JointHead as it is, which a run makes anew for M pseudo-domains, but "
+            f"{kind.__name__} has a {type(module.head).__name__}: put layers of your own below it."
+        )
+    if kind.forward is not JointModule.forward and kind.training_step is JointModule.training_step:
+        raise InputError(
+            f"Expected --model to override training_step with forward but {kind.__name__} overrides forward alone, "
+            "which the training step does not call: another network would be trained than is evaluated."
+        )
     return module
+
+
+def _read_by(module: JointModule, method: str) -> set[str]:
+    """Call a method of a module; return the names of the attributes that it looks at."""
+    read, kind = set(), type(module)
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    module.__class__ = Watched
+    try:
+        getattr(module, method)()
+    finally:
+        module.__class__ = kind
+    return read
 
 
 def _in_default_layout(backbone: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -124,6 +157,17 @@ class Workspace:
         self._sent: Tensors = {}
         self._rules: dict[int, TargetRule] = {}
         """The rules of a round, by pseudo-domain, that serve several clients."""
+        self._factors: dict[int, float] = {}
+
+    def lr_factor(self, round: int) -> float:
+        """Return the factor on the learning rate in a round: that of ``--round_scheduler``."""
+        scheduler = self.experiment.round_scheduler
+        if scheduler is None or round == DISCOVERY_ROUND:
+            return 1.0
+        if round not in self._factors:
+            rate = self.experiment.local_optimizer.argument("lr")
+            self._factors[round] = round_factor(scheduler, round, 1.0 if rate is None else float(rate))
+        return self._factors[round]
 
     def rule(self, sent: Tensors, domain: int) -> TargetRule:
         """Return the supervision's target rule of a fit; one that keeps nothing serves all of a round's clients.
@@ -193,14 +237,23 @@ class Workspace:
         """Raise an `InputError` if optimizer and schedulers cannot be built; a subclass's own are not tried."""
         experiment, module = self.experiment, self._module
         try:
-            if type(module).configure_optimizers is JointModule.configure_optimizers:
-                module.configure_optimizers()
-            round_factor(experiment.round_scheduler, 2)
+            read = _read_by(module, "configure_optimizers")
+            self.lr_factor(2)
         except Exception as error:  # whatever a user's class raises
             raise InputError(
                 "Expected --optimizer, --lr_scheduler and --round_scheduler to work with the network but: "
                 f"{type(error).__name__}: {without_stop(error)}."
             ) from error
+        name = type(module).__name__
+        used: dict[str, tuple[Any, set[str]]] = {
+            "optimizer": (experiment.optimizer, {"optimizer"}),
+            "lr_scheduler": (experiment.lr_scheduler, {"lr_scheduler"}),
+            "round_scheduler": (experiment.round_scheduler, {"lr_factor"}),
+            "head_lr": (None if experiment.head_lr == 1 else experiment.head_lr, {"head_lr"}),
+        }
+        for setting, (value, attributes) in used.items():
+            why = f"left out, as {name}.configure_optimizers does not look at self.{min(attributes)},"
+            require(value is None or attributes <= read, f"--{setting}", why, value)
 
     @property
     def frozen(self) -> frozenset[str]:
@@ -236,14 +289,12 @@ class Workspace:
         if len(module.regularizers):
             module.regularizers = nn.ModuleList()
         if module.live is None and type(module) is JointModule and self.experiment.trainer.are_plain:
-            # no subclass or Trainer exchanges them; BatchNorm changes its buffers in place, other layers may not
-            stay = all(isinstance(layer, _BatchNorm) for layer in module.backbone.modules() if layer._buffers)
-            module.live = (module.trainable(), module.statistics()) if stay else None
-        dtype = weights["head.weight"].dtype
+            module.find_live()  # no subclass or Trainer exchanges the parameters
+        dtype, before = weights["head.weight"].dtype, module.head.weight.dtype
         values = {**weights, **buffers}
         with torch.no_grad():
             for name, tensor in {**module.trainable(), **module.statistics()}.items():
-                if tensor.is_floating_point() and tensor.dtype != dtype:  # it is single before a process's first fit
+                if tensor.dtype == before != dtype:  # it is single before a process's first fit
                     tensor.data = tensor.data.to(dtype)
                 tensor.copy_(values[name])
         return module

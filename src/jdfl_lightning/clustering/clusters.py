@@ -187,9 +187,15 @@ def _silhouettes(points: Vectors, fits: Mapping[int, KMeans], seed: int) -> dict
 
 def _choose(criterion: Criterion, tried: Clusterings) -> tuple[int, str, str]:
     """Return M, the criterion that chose it, and why this is not the requested one, or the criterion's remark."""
-    m, note = criterion.choose(tried)
+    try:
+        m, note = criterion.choose(tried)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's class raises, or returns
+        what = f"{type(error).__name__}: {error}"
+        raise InputError(f"Expected the criterion {criterion.name} to return M and a remark but: {what}.") from error
     if m is not None:
-        if m not in tried.inertias:
+        if type(m) is not int or m not in tried.inertias:
             raise InputError(
                 f"Expected the criterion {criterion.name} to choose a number that was tried, 1 to "
                 f"{len(tried.inertias)}, but it chose {m!r}."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning.pytorch.loggers import Logger
-from torch.optim import SGD
+from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from jdfl_lightning.algorithms import Algorithm, FedAvg
@@ -187,6 +187,8 @@ class Experiment:
                 plain = not issubclass(part.load(), ReduceLROnPlateau)
                 require(plain, f"--{name}", "a schedule without a metric to watch", part.name)
         if self.optimizer is not None:
+            one = self.optimizer.load() is not LBFGS
+            require(one, "--optimizer", "one that takes a step with one gradient", self.optimizer.name)
             for name in ("momentum", "weight_decay"):
                 fits = getattr(self, name) == 0 or self.optimizer.accepts(name)
                 require(fits, f"--{name}", f"0 with {self.optimizer.name}, which has none,", getattr(self, name))

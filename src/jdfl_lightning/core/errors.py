@@ -10,6 +10,7 @@ import types
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -63,12 +64,19 @@ def notify(text: str) -> None:
 
 
 def last_line(reason: str) -> str:
-    """Return the last line of an error's text, which in a traceback says what happened.
+    """Return the last line of an error's text; of a traceback, what happened, in one line.
 
     >>> last_line("Traceback (most recent call last):" + chr(10) + "KeyError: 'x'")
     "KeyError: 'x'"
+    >>> last_line(chr(10).join(["Traceback (most recent call last):", '  File "x.py"', "    y()", "Error: one", "two"]))
+    'Error: one two'
     """
-    return (reason.strip().splitlines() or ["no reason was given"])[-1]
+    lines = reason.strip().splitlines() or ["no reason was given"]
+    heads = [place for place, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    if not heads:
+        return lines[-1]
+    message = dropwhile(lambda line: line.startswith(" "), lines[heads[-1] + 1 :])
+    return " ".join(line.strip() for line in message) or lines[-1]
 
 
 def without_stop(error: object) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -23,10 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 from jdfl_lightning.core.errors import InputError, StorageError
 
 _T = TypeVar("_T")
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
 _AT_A_TIME = 4
-"""Threads that read or sync files; with more, or to make and remove files, they wait for each other."""
+"""Threads that sync files, as the disk writes several at once; with more they wait for each other."""
 _MOST_BYTES = 1 << 20
 """Size of the largest settings file."""
 _MOST_TEXT = 64 << 20
@@ -39,16 +37,14 @@ _ASIDE = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def write_whole(
-    file: Path, content: bytes | Sequence[bytes | memoryview], private: bool = False, durable: bool = True
-) -> None:
+def write_whole(file: Path, content: bytes, private: bool = False, durable: bool = True) -> None:
     """Write a temporary file and rename it: a reader finds the old content or the new, never a part.
 
     The temporary file has a random name and must not exist, so that it cannot be a link made by someone else.
 
     Args:
         file: the file to write; a link there is replaced, not followed.
-        content: the whole content, or its parts.
+        content: the whole content.
         private: whether only this user may read it.
         durable: whether it survives a power cut at once; else when `sync` is called for it.
     """
@@ -58,8 +54,7 @@ def write_whole(
         descriptor = os.open(aside, flags, 0o600 if private else 0o666)
         try:
             with os.fdopen(descriptor, "wb") as out:
-                for part in [content] if isinstance(content, bytes) else content:
-                    out.write(part)
+                out.write(content)
                 if durable:
                     out.flush()
                     os.fsync(out.fileno())
@@ -71,14 +66,6 @@ def write_whole(
             raise
     except OSError as error:
         raise StorageError(f"Expected to write {file} but: {error.strerror or error}.") from error
-
-
-def in_threads(work: Callable[[_In], _Out], items: Collection[_In]) -> list[_Out]:
-    """Do the same with many files, some at a time: most of it is waiting for the disk, which writes several at once."""
-    if len(items) <= _AT_A_TIME:  # to start threads takes as long
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        return list(pool.map(work, items))
 
 
 def write_csv(file: Path, rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), missing: str = "") -> None:
@@ -106,7 +93,8 @@ def sync(folder: Path, names: Iterable[str]) -> None:
             _sync(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
 
     try:
-        in_threads(sync_one, list(names))
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            list(pool.map(sync_one, names))
         _sync_folder(folder)
     except OSError as error:
         raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error

@@ -151,7 +151,10 @@ def _signatures(target: Callable[..., Any]) -> list[Mapping[str, inspect.Paramet
     for parent in target.__mro__ if isinstance(target, type) else (target,):
         own: Mapping[str, inspect.Parameter] = {}
         with suppress(TypeError, ValueError):  # a class of a compiled module may have none
-            own = inspect.signature(getattr(parent, "__init__") if isinstance(parent, type) else parent).parameters  # noqa: B009
+            if isinstance(parent, type):
+                own = dict([*inspect.signature(getattr(parent, "__init__")).parameters.items()][1:])  # noqa: B009
+            else:
+                own = inspect.signature(parent).parameters
         found.append(own)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
             break
@@ -168,7 +171,7 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     found: dict[str, inspect.Parameter] = {}
     for own in _signatures(target):
         for name, parameter in own.items():
-            if name != "self" and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 found.setdefault(name, parameter)
     return found
 

@@ -63,6 +63,16 @@ def digest_tensors(tensors: Mapping[str, Tensor], about: str = "") -> str:
     return digest.hexdigest()
 
 
+def is_record(value: object) -> bool:
+    """Return whether a value is a `Record`.
+
+    >>> is_record({"c": {"w": torch.zeros(1)}}), is_record({"c": torch.zeros(1)})
+    (True, False)
+    """
+    groups = value.values() if isinstance(value, dict) else (None,)
+    return all(isinstance(group, dict) and all(isinstance(t, Tensor) for t in group.values()) for group in groups)
+
+
 def misfit(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> str | None:
     """Return why named tensors do not have the names and shapes of others; None if they do.
 

@@ -130,8 +130,11 @@ class TargetRule(nn.Module):
 
     @property
     def can_be_shared(self) -> bool:
-        """Whether a call is `rows`, `weigh` and `learn` and no more: then many clients are served at once."""
-        return type(self).forward is TargetRule.forward
+        """Whether a call takes rows of the table, as this class does, and then is `weigh` and `learn` and no more.
+
+        Then many clients are served at once.
+        """
+        return type(self).forward is TargetRule.forward and type(self).rows is TargetRule.rows
 
 
 class PlainTargets(TargetRule):

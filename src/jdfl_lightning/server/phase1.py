@@ -15,14 +15,15 @@ from jdfl_lightning.client.trainer import check_trainer
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.clustering.updates import Updates, reason_unusable
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.core.errors import InputError, last_line, notify, require
-from jdfl_lightning.core.messages import DISCOVERY_ROUND, UNKNOWN, FitFailure, FitResult, FitTask
+from jdfl_lightning.core.errors import InputError, last_line, notify, plain, require, without_stop
+from jdfl_lightning.core.messages import DISCOVERY_ROUND, SUPERVISION, UNKNOWN, FitFailure, FitResult, FitTask
 from jdfl_lightning.core.seeding import numpy_generator
-from jdfl_lightning.core.tensors import Tensors
+from jdfl_lightning.core.tensors import Record, Tensors, is_record
 from jdfl_lightning.data.base import Progress
 from jdfl_lightning.models import num_features
 from jdfl_lightning.server.screening import Form, why_not
 from jdfl_lightning.server.state import ServerState, init_learned
+from jdfl_lightning.supervision import RoundInfo
 from jdfl_lightning.ui.display import Display
 
 Theta = tuple[Tensors, Tensors]
@@ -196,7 +197,31 @@ def initial_state(workspace: Workspace, domains: PseudoDomains | None) -> tuple[
     whole, others = workspace.initial(1 if in_head is None else in_head.num_domains)
     weights, buffers = workspace.sent(whole), workspace.sent(others)
     record = algorithm.init_server(weights)
+    if not is_record(record):
+        name = type(algorithm).__name__
+        raise InputError(
+            f"Expected {name}.init_server to return groups of named tensors but got {plain(repr(record))}."
+        )
     if domains is not None:
         record |= algorithm.init_models(weights, buffers, domains.num_domains)
-    state = ServerState(0, weights, buffers, record, init_learned(experiment, whole, in_head), domains=domains)
+    learned = init_learned(experiment, whole, in_head)
+    if in_head is not None:
+        _check_targets(experiment, learned, in_head)
+    state = ServerState(0, weights, buffers, record, learned, domains=domains)
     return state, {name: tensor for name, tensor in {**whole, **others}.items() if name in workspace.private}
+
+
+def _check_targets(experiment: Experiment, learned: Record, domains: PseudoDomains) -> None:
+    """Raise an `InputError` if the supervision gives no targets over M pseudo-domains; a client would fail in turn."""
+    supervision, count = experiment.supervision, domains.num_domains
+    try:
+        info = RoundInfo(1, experiment.rounds, domains.centroids)
+        sent = supervision.broadcast(learned.get(SUPERVISION, {}), info)
+        found = supervision.rule(sent, 0).num_domains
+    except Exception as error:  # whatever a user's class raises
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        name = type(supervision).__name__
+        raise InputError(
+            f"Expected {name} to give targets over {count} pseudo-domains but: {without_stop(what)}."
+        ) from error
+    require(found == count, f"the targets of {type(supervision).__name__}", f"over {count} pseudo-domains", found)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
+from jdfl_lightning.algorithms import Algorithm
 from jdfl_lightning.backends import Runner
 from jdfl_lightning.client.evaluation import Evaluation, Scores, further_parts
 from jdfl_lightning.clustering.clusters import PseudoDomains
 from jdfl_lightning.config import Experiment
-from jdfl_lightning.core.errors import InputError, last_line
+from jdfl_lightning.core.errors import InputError, last_line, plain
 from jdfl_lightning.core.messages import UNKNOWN, FitFailure, FitResult, FitTask, RoundContext
-from jdfl_lightning.core.tensors import Record, RunningSum, Tensors
+from jdfl_lightning.core.tensors import Record, RunningSum, Tensors, is_record, misfit, norm
 from jdfl_lightning.server.events import Events
 from jdfl_lightning.server.phase1 import Theta, assign_newcomers
 from jdfl_lightning.server.screening import Form, screened, without_outliers
@@ -113,7 +117,7 @@ class Rounds:
         domains, probes_down, probes_up = state.domains, 0, 0
         for attempt in range(_ATTEMPTS):
             context = RoundContext(number, num_clients, asked, experiment.seed_everything, attempt)
-            clients = algorithm.sample(state.record, context)
+            clients = _sampled(algorithm, state.record, context)
             tally = _Tally(number, len(clients), self.events)
             if domains is not None and experiment.needs_own_domain:
                 draw, unassigned = 1 + number * _ATTEMPTS + attempt, self.events.client_unassigned
@@ -140,7 +144,7 @@ class Rounds:
         metrics = {
             "train/loss": float("nan"),
             **{name: total / examples for name, (total, examples) in tally.metrics.items()},
-            **algorithm.metrics(record, context),
+            **{name: float(value) for name, value in algorithm.metrics(record, context).items()},
             **dict(pair for n, part in experiment.learned.items() for pair in part.metrics(learned.get(n, {})).items()),
             "clients": tally.clients,
             "refused": len(tally.refused),
@@ -180,7 +184,8 @@ class Rounds:
                 _stop_if_all_fail_alike(context.number, tally.refused)
                 return None
             answered = results if first is None else chain([first], results)
-            return algorithm.aggregate(state.weights, state.record, answered, context)
+            aggregated: Any = algorithm.aggregate(state.weights, state.record, answered, context)
+            return self._checked(aggregated, state.weights, context.number)
         except Exception as error:  # all answers have the declared form: the fault is in the algorithm
             if isinstance(error, InputError) or error is tally.failure:
                 raise
@@ -189,6 +194,26 @@ class Rounds:
             raise InputError(
                 f"{type(algorithm).__name__} could not aggregate round {context.number}: {what}"
             ) from error
+
+    def _checked(self, aggregated: Any, before: Tensors, round: int) -> tuple[Tensors, Record]:
+        """Return what an algorithm has aggregated; raise an `InputError` if it is not what a round can begin with."""
+        pair: Any = aggregated if isinstance(aggregated, tuple) and len(aggregated) == 2 else (None, None)
+        name = f"{type(self.experiment.algorithm).__name__}.aggregate"
+        if not (is_record({"weights": pair[0]}) and is_record(pair[1])):
+            raise InputError(
+                f"Expected {name} to return the weights, named tensors, and a record, groups of named tensors, but "
+                f"got {plain(repr(aggregated), 100)}."
+            )
+        weights, record = pair
+        problem = misfit(weights, before)
+        for tensor_name, tensor in {} if problem else weights.items():
+            if tensor.dtype not in (before[tensor_name].dtype, self.experiment.trainer.dtype):
+                problem = f"{tensor_name} is of {tensor.dtype} and not of {before[tensor_name].dtype}"
+        if problem is None and not math.isfinite(norm(weights)):
+            problem = "they are not finite: lower --lr, or look at the algorithm's own rates"
+        if problem is not None:
+            raise InputError(f"Expected {name} to return weights like those of round {round - 1} but {problem}.")
+        return weights, record
 
     def evaluate(self, state: ServerState, metrics: dict[str, float], again: bool | None = None) -> None:
         """Evaluate a round's model, and further models that the algorithm names, if an evaluation is due.
@@ -221,6 +246,22 @@ class Rounds:
         self.runner.evaluate(models, state.buffers, tell)
         if events.users:
             self.runner.finish()
+
+
+def _sampled(algorithm: Algorithm, record: Record, context: RoundContext) -> list[int]:
+    """Return the clients of a round, sorted; raise an `InputError` if an algorithm gives something else."""
+    found: Any = algorithm.sample(record, context)
+    try:
+        clients = sorted(map(operator.index, found))
+    except TypeError:
+        clients = [-1]
+    known = all(0 <= client < context.num_clients for client in clients) and len({*clients}) == len(clients)
+    if not known or not (clients or algorithm.may_be_empty):
+        raise InputError(
+            f"Expected {type(algorithm).__name__}.sample to return ids of clients, 0 to {context.num_clients - 1}, "
+            f"each once, but got {plain(repr(found), 100)}."
+        )
+    return clients
 
 
 def _stop_if_all_fail_alike(number: int, refused: dict[int, str]) -> None:

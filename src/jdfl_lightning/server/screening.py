@@ -41,6 +41,8 @@ class Form:
     """The supervision and the regularizers, which check their own sums."""
     counts: Tensors = field(default_factory=dict)
     """Integer buffers as they were sent: they are counts, for example of batches, and only grow."""
+    infinite: Tensors = field(default_factory=dict)
+    """Buffers that were sent with values that are not finite, such as a mask: they must come back unchanged."""
 
     @cached_property
     def groups(self) -> Record:
@@ -73,8 +75,9 @@ class Form:
         kept = {name: tensor.to(buffers[name].dtype) for name, tensor in task.buffers.items() if name in frozen}
         others = {name: tensor for name, tensor in task.buffers.items() if name not in frozen}
         counts = {n: tensor for n, tensor in others.items() if not (tensor.is_floating_point() or tensor.is_complex())}
+        infinite = {n: tensor for n, tensor in others.items() if n not in counts and not tensor.isfinite().all()}
         upload = algorithm.upload_form(_Shapes(moved, _trained(private or {}, dtype)), server, num_classes)
-        return cls(weights, buffers, upload, kept, counts=counts)
+        return cls(weights, buffers, upload, kept, counts=counts, infinite=infinite)
 
 
 class _Shapes(dict[str, Tensor]):
@@ -120,11 +123,16 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         for name, tensor in tensors.items():
             if _look(tensor) != _look(like[name]):
                 return f"its {name} in {what} is {_described(tensor)} and not {_described(like[name])}"
-    if not all(math.isfinite(_length(tensors)) for tensors in answered.values()):
+    for name, sent in {**form.frozen, **form.infinite}.items():
+        if not torch.equal(result.buffers[name], sent.to(result.buffers[name].dtype)):
+            why = "it is frozen" if name in form.frozen else "that is not finite"
+            return f"its {name} in buffers is not what it was sent, although {why}"
+    fixed = form.frozen.keys() | form.infinite.keys()
+    if not all(
+        math.isfinite(_length({n: t for n, t in tensors.items() if what != "buffers" or n not in fixed}))
+        for what, tensors in answered.items()
+    ):
         return "its update is not finite: lower --lr or set --trainer.gradient_clip_val"
-    for name, sent in form.frozen.items():
-        if not torch.equal(result.buffers[name], sent):
-            return f"its {name} in buffers is not what it was sent, although it is frozen"
     for name, sent in form.counts.items():
         grown = result.buffers[name].long() - sent.long()
         if not ((grown >= 0) & (grown < _MOST_COUNTED)).all():
