@@ -549,3 +549,27 @@ def test_a_message_has_one_full_stop(capsys: pytest.CaptureFixture[str]) -> None
 
 def no_net(size: int) -> torch.nn.Module:
     raise ValueError("Give me another size.")
+
+
+def test_a_folder_that_is_no_run_is_named_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    assert main(["predict", "--run", "empty", "x.png"]) == 2
+    assert "Expected a run folder but empty has no config.yaml" in capsys.readouterr().err
+
+
+def test_the_folder_of_one_domain() -> None:
+    Path("photos/dog").mkdir(parents=True)
+    Image.fromarray(np.zeros((4, 4, 3), dtype=np.uint8)).save("photos/dog/a.png")
+    with pytest.raises(InputError, match=r"found none in .*photos\. It has <class>/<image>: give the folder above it"):
+        ImageFolderDomains("photos").setup()
+
+
+def test_one_pseudo_domain_is_said_to_be_the_plain_head() -> None:
+    found = []
+    for settings in ({"clustering": Clustering(epochs=1, max_domains=1), "num_domains": None}, {"num_domains": 1}):
+        display = Lines()
+        run = fit(experiment(rounds=1, supervision="hard", **settings), display)
+        assert run.discovery is not None
+        assert run.discovery["num_domains"] == 1
+        found.append(any("No groups of clients were found" in line for line in display.said))
+    assert found == [True, False]

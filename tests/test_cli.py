@@ -410,3 +410,12 @@ def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m jdfl_lightning predict --run run {'x.png ' * 500} | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment())
     assert (done.stdout, done.stderr) == ("image,class,probability,pseudo_domain\n", "")
+
+
+@pytest.mark.slow
+def test_a_training_whose_output_is_closed_says_so() -> None:
+    fits = "fit --data.size 8 --data.num_clients 4 --rounds 30 --epochs 1 --supervision base --run_dir run"
+    command = f"{sys.executable} -m jdfl_lightning {fits} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment())
+    assert done.stdout == "run folder: run\n"
+    assert "jdfl-lightning: the standard output was closed, which ended the command" in done.stderr

@@ -183,7 +183,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert main(["export", "--run", "nowhere"]) == 2
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(InputError, match=r"jdfl-lightning\[onnx\]"):
-        export(folder)
+        export(folder, "onnx")
 
 
 def change(**values: Any) -> None:

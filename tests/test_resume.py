@@ -179,6 +179,10 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Expected --lr to be 0.05 as in run but got 0.5" in capsys.readouterr().err
     assert main(["fit", "--resume", "nowhere"]) == 2
     assert "nowhere has no config.yaml" in capsys.readouterr().err
+    assert main(["fit", "--resume"]) == 2
+    assert "Expected --resume with a value" in capsys.readouterr().err
+    assert main(["fit", "--resume", "run"]) == 0
+    assert "all 2 rounds are over: --rounds N with a larger number adds some" in capsys.readouterr().out
 
 
 def change_settings(folder: Path, **settings: Any) -> None:

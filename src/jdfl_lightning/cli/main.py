@@ -59,6 +59,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
 """By the words of the command line."""
 _IMPORT_NOTHING = (report, list_all, show, compare, rm, watch, download, completion)
 """Commands that import no class that a config or a run folder names."""
+_LONG = ("fit", "discover", "diagnose", "suite")
+"""Commands that do more than print something."""
 
 
 def summary(command: Callable[..., int]) -> str:
@@ -150,8 +152,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"{PROGRAM}: {plain(' '.join(str(error).split()), _LONGEST)}", file=sys.stderr)
         return BAD_INPUT
-    except BrokenPipeError:  # the reader closed the pipe
+    except (BrokenPipeError, SystemExit) as error:  # the reader closed the pipe; rich exits then
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if args[0] in _LONG:
+            print(f"{PROGRAM}: the standard output was closed, which ended the command", file=sys.stderr)
         return CLOSED_PIPE
     except OSError as error:  # an error of a disk, folder or file
         print(f"{PROGRAM}: {plain(str(error), _LONGEST)}", file=sys.stderr)

@@ -270,7 +270,7 @@ def predict(
 
 def export(
     run: Path,
-    format: Literal["onnx", "torch", "lightning", "hub"] = "onnx",
+    format: Literal["torch", "onnx", "lightning", "hub"] = "torch",
     output: Path | None = None,
     weights: Literal["best", "last"] | None = None,
     trust: bool = False,
@@ -279,8 +279,8 @@ def export(
 
     Args:
         run: Folder of the run.
-        format: onnx; torch, a program of torch.export; lightning, a checkpoint; hub, a folder with a model card.
-        output: The new file, or folder for hub; null for model.onnx, model.pt2, model.ckpt or model.
+        format: torch, a program of torch.export; onnx; lightning, a checkpoint; hub, a folder with a model card.
+        output: The new file, or folder for hub; null for model.pt2, model.onnx, model.ckpt or model.
         weights: Which of the run's weights to use; null for best, or last if the run keeps no best, as a private one.
         trust: Import whatever classes the run folder names, even if you did not make it here.
     """

@@ -42,7 +42,7 @@ class Experiment:
     """Seed of everything random: initialisation, split, sampling, shuffling, random targets."""
     data: DomainDataModule = setting(factory=DigitsDomains, phase_1=True)
     """The images: DigitsDomains, RealDigits, PACS, OfficeCaltech, HubDomains, ImageFolderDomains, SiteFolders, or your
-    own subclass of DomainDataModule."""
+    own subclass of DomainDataModule. Each has options of its own, such as --data.root: --data.help NAME lists them."""
     model: Part | None = setting(None, phase_1=True, in_paper=False)
     """A subclass of JointModule by its import path, with its own arguments; null for JointModule."""
     backbone: str = setting("PaperCNN", phase_1=True)
@@ -100,8 +100,8 @@ class Experiment:
     """Scheduler of the learning rate within a fit, which steps after every epoch: a class of
     torch.optim.lr_scheduler, or your own; null for a constant rate."""
     round_scheduler: Part | None = setting(None, in_paper=False)
-    """Scheduler of the learning rate over the rounds, which steps after every round, such as ExponentialLR with gamma
-    0.998; null for the same rate in all rounds."""
+    """Scheduler of the learning rate over the rounds, which begins with lr and steps after every round, such as
+    ExponentialLR with gamma 0.998; null for the same rate in all rounds."""
     select: Selection | None = setting(None, in_paper=False)
     """How the best round is picked. val: by the validation images. test: by the test images, as in the paper. last: not
     at all, the last round counts. null for val if data.val_fraction is above 0, else for test; with private tensors or

@@ -102,6 +102,8 @@ def find_config(name: str) -> Path:
 
 def run_of(resume: str) -> Path:
     """Return the folder of the run to resume; the path is the folder or a checkpoint in it."""
+    if not resume:
+        raise InputError("Expected --resume with a value: the folder of a run, or auto.")
     path = Path(resume)
     folder = path.parent.parent if path.is_file() else path
     if not (folder / CONFIG).is_file():

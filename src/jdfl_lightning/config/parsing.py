@@ -183,7 +183,7 @@ def parse_experiment(
     try:
         return _parse(program, configs, options, moved)
     except ArgumentError as error:
-        raise InputError(located(explain(str(error), given=options), files, options)) from error
+        raise InputError(located(explain(str(error)), files, options)) from error
     except InputError as error:
         if type(error) is not InputError:
             raise
@@ -198,11 +198,12 @@ def _parse(
     program: str, configs: Sequence[Mapping[str, Any]], options: Sequence[str], moved: Mapping[str, Any]
 ) -> Experiment:
     """Parse settings, of which later ones win, and options, which win over all of them."""
-    data, options = split_options(options, {"data", "data.class_path"})
-    named = any(isinstance(given := config.get("data"), str) or "class_path" in (given or ()) for config in configs)
-    parser = make_parser(program, named or bool(data))
+    named = any(isinstance(data := config.get("data"), str) or "class_path" in (data or ()) for config in configs)
+    parser = make_parser(program, named or bool(split_options(options, {"data", "data.class_path"})[0]))
     texts = [f"--config={as_yaml(config)}" for config in configs]
-    settings = parser.parse_args([*texts, *data, *options])  # its own options may stand before it
+    classes = {f"{name}{suffix}" for name in ("model", *_NAMED_CLASSES) for suffix in ("", ".class_path")}
+    first, others = split_options(options, classes)  # a class's options may stand before its name
+    settings = parser.parse_args([*texts, *first, *others])
     _use_moved(settings, moved)
     parts = {name: _as_part(settings.pop(name, None)) for name in PARTS}
     settings = parser.instantiate(settings)

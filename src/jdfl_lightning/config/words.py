@@ -26,13 +26,12 @@ OWN_OPTIONS = ("config", "trust", "help", "print_config")
 """Options of the parser that are no settings."""
 
 
-def explain(message: str, positional: Sequence[str] = (), given: Sequence[str] = ()) -> str:
+def explain(message: str, positional: Sequence[str] = ()) -> str:
     """Reword an error of jsonargparse in terms of the command line.
 
     Args:
         message: the error.
         positional: names of arguments that are not options.
-        given: the arguments, whose order may be the reason.
     """
     keys = re.findall(r'Parser key "([^"]+)"', message)
     flag = f"--{'.'.join(keys)}"
@@ -45,7 +44,7 @@ def explain(message: str, positional: Sequence[str] = (), given: Sequence[str] =
     if keys == ["logger"]:
         return explain_logger(message)
     return (
-        _of_a_class(flag, keys, message, given)
+        _of_a_class(flag, keys, message)
         or _of_a_value(flag, message)
         or f"{flag}: {message.rpartition(keys[-1])[2].lstrip(chr(34) + ':')}"
     )
@@ -69,7 +68,7 @@ def _of_a_value(flag: str, message: str) -> str | None:
     return None
 
 
-def _of_a_class(flag: str, keys: Sequence[str], message: str, given: Sequence[str]) -> str | None:
+def _of_a_class(flag: str, keys: Sequence[str], message: str) -> str | None:
     """Reword an error about a class and its options; None if it is about something else."""
     if unknown := re.search(r"Expected a dot import path string: (.*)", message):
         known = possible_values(".".join(keys))
@@ -97,16 +96,9 @@ def _of_a_class(flag: str, keys: Sequence[str], message: str, given: Sequence[st
         options = [option for option in parameters(kind_named) if option not in supplied]
         near = did_you_mean(extra[1], options).replace("'", "")
         has = f" It has {', '.join(options)}." if options else " It has no options."
-        order = f" {flag} is given after its option: give it first." if _is_late(flag, given) else ""
-        return f"Expected an option of {name} but it has no {flag}.{extra[1]}.{near}{has}{order}"
+        own = " For images of your own, name their kind: --data ImageFolderDomains." if extra[1] == "root" else ""
+        return f"Expected an option of {name} but it has no {flag}.{extra[1]}.{near}{has}{own}"
     return None
-
-
-def _is_late(flag: str, given: Sequence[str]) -> bool:
-    """Return whether a class is named after its options: these were taken for those of the class before it."""
-    names = [arg.partition("=")[0] for arg in given]
-    before = names[: len(names) - names[::-1].index(flag)] if flag in names else []
-    return any(name.startswith(f"{flag}.") for name in before)
 
 
 def possible_values(setting: str) -> list[str]:

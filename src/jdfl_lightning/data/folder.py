@@ -82,7 +82,11 @@ class ImageFolderDomains(DomainDataModule):
         domains = {domain: subfolders(folder) for domain, folder in subfolders(root).items()}
         classes = sorted({name for folders in domains.values() for name in folders})
         if not classes:
-            raise InputError(f"Expected folders <domain>/<class>/<image> in --data.root but found none in {root}.")
+            images = any(map(image_files, subfolders(root).values()))
+            hint = " It has <class>/<image>: give the folder above it." if images else ""
+            raise InputError(
+                f"Expected folders <domain>/<class>/<image> in --data.root but found none in {root}.{hint}"
+            )
         if reserved := _RESERVED & set(domains):
             raise InputError(f"Expected domains of other names but {root} has a folder {reserved.pop()!r}: rename it.")
         return {domain: self._images(domain, folders, classes) for domain, folders in domains.items()}

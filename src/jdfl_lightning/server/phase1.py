@@ -217,6 +217,7 @@ def _check_targets(experiment: Experiment, learned: Record, domains: PseudoDomai
     try:
         info = RoundInfo(1, experiment.rounds, domains.centroids)
         sent = supervision.broadcast(learned.get(SUPERVISION, {}), info)
+        require(is_record({SUPERVISION: sent}), "what clients are sent", "named tensors", sent)
         found = supervision.rule(sent, 0).num_domains
     except Exception as error:  # whatever a user's class raises
         what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"

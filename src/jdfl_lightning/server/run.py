@@ -106,4 +106,9 @@ def _find_domains(session: Session) -> PseudoDomains:
     why = f": {found.note}" if found.note else ""
     truth = f", ARI {record['ari']:.2f}" if "ari" in record else ""
     journal.display.say(f"pseudo-domains: M = {found.num_domains} ({found.criterion}{why}){truth}")
+    if found.num_domains == 1 and found.criterion != "given":
+        journal.display.say(
+            "No groups of clients were found, so that this is the plain head: give their number with --num_domains, or "
+            "use more clients."
+        )
     return found

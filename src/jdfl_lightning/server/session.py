@@ -105,6 +105,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             logger = open_logger(experiment.logger, folder, experiment.name, logged)
             where = f", resumed after round {reached.state.round}" if reached else ""
             display.say(f"run folder: {folder}{where}")
+            if reached and reached.state.round >= experiment.rounds:
+                display.say(f"all {experiment.rounds} rounds are over: --rounds N with a larger number adds some")
             if isinstance(logger, WandbRounds) and logger.address:
                 display.say(f"Weights & Biases: {logger.address}")
             about, protocol = _describe(experiment, folder)

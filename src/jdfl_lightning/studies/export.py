@@ -68,7 +68,7 @@ class Classifier(nn.Module):
 
 def export(
     run: SavedRun | str | Path,
-    format: Format = "onnx",
+    format: Format = "torch",
     output: str | Path | None = None,
     which: Which | None = None,
     trust: bool = False,

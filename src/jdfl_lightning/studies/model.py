@@ -195,7 +195,9 @@ def load_folder(folder: Path, which: Which | None = None, trust: bool = False) -
     """
     if not folder.is_dir():
         raise InputError(f"Expected a run folder but there is no folder {folder}.")
-    if (folder / CONFIG).exists() or not (folder / HUB_CONFIG).is_file():
+    if not (folder / CONFIG).exists() and not (folder / HUB_CONFIG).is_file():
+        raise InputError(f"Expected a run folder but {folder} has no {CONFIG}.")
+    if (folder / CONFIG).exists():
         return load_to_use(folder, which, trust)
     if which is not None:
         raise InputError(f"Expected --weights to be left out, as {folder} is an exported model, but got {which}.")
