@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from helpers import experiment
-from jdfl_lightning import Experiment, InputError, LocalBackend, LocalUpdate, Part, VectorBackend, algorithms, fit
+from jdfl_lightning import (
+    Experiment,
+    InputError,
+    LocalBackend,
+    LocalUpdate,
+    Part,
+    RunCallback,
+    VectorBackend,
+    algorithms,
+    fit,
+)
 from jdfl_lightning.client.fit import Workspace, initial_backbone
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.clustering.criteria import Clusterings, Criterion
@@ -180,6 +190,29 @@ def test_buffers_that_are_infinite_or_of_double_precision() -> None:
     found = last(experiment(backbone="test_wrong_parts.masked", supervision="base"))
     assert found["backbone.mask"].tolist() == [0, 0, -torch.inf, -torch.inf]
     assert found["backbone.table"].dtype is torch.float64
+
+
+class Spare(nn.Module):
+    """Has a layer that it never uses."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.used, self.unused = (nn.Linear(3 * size * size, 4) for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.used(images.flatten(1))
+        return found
+
+
+def spare(size: int) -> nn.Module:
+    return Spare(size)
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", "FedProx", "SCAFFOLD"])
+def test_a_layer_that_is_never_used(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stacked as the others are; weight decay and corrections change it alike."""
+    rule = getattr(algorithms, algorithm)()
+    agree(setting(backbone="test_wrong_parts.spare", algorithm=rule, supervision="base", weight_decay=0.1), monkeypatch)
 
 
 def lazy(size: int) -> nn.Module:
@@ -484,3 +517,15 @@ class Loud(algorithms.FedAvg):
 def test_an_error_of_two_lines_is_shown_whole() -> None:
     with pytest.raises(InputError, match="all 4 failed alike: RuntimeError: one thing and another"):
         fit(experiment(algorithm=Loud(), supervision="base"))
+
+
+class Forgetful(RunCallback):
+    """Does not keep its argument under its name."""
+
+    def __init__(self, patience: int = 3) -> None:
+        self.left = patience
+
+
+def test_a_callback_that_a_resumed_run_could_not_make_again() -> None:
+    with pytest.raises(InputError, match="the argument patience to be kept as an attribute of Forgetful"):
+        experiment(callbacks=[Forgetful(7)])

@@ -26,11 +26,12 @@ class VectorBackend(Backend):
     """The clients of a round trained together in this process, as one stack of networks: fast for small networks.
 
     It suits heads on the features of a frozen backbone, and other networks of a few layers. Weights agree with those of
-    other backends to rounding, not to the bit: sums run in another order.
+    other backends to rounding, not to the bit: sums run in another order. Where a network has ReLU or max-pooling,
+    rounding can decide which of two values is larger, and such differences grow over the rounds.
     """
 
     group: int = 256
-    """Clients that are trained together; memory grows with it."""
+    """Clients that are trained together; memory grows with it, and by twice their states while these are saved."""
 
     def __post_init__(self) -> None:
         require_types(self, "--backend.")

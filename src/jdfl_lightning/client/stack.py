@@ -236,7 +236,7 @@ def _gradients(
             client.hook("on_train_batch_start", batches.of(place), batches.step)
     features, logits = _forward(module, live, batches.inputs)
     losses = stacked_losses(module, batches, targets, features, logits)
-    found = torch.autograd.grad(losses.sum(), list(live.values()))
+    found = torch.autograd.grad(losses.sum(), list(live.values()), allow_unused=True, materialize_grads=True)
     losses = losses.detach()
     for place, client in enumerate(batches.clients):
         if client.has("on_train_batch_end", LocalUpdate):

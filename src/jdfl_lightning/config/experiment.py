@@ -17,7 +17,7 @@ from jdfl_lightning.client.trainer import TrainerOptions
 from jdfl_lightning.config.groups import PARTS, Checkpointing, Clustering
 from jdfl_lightning.core.errors import require, require_choice, require_type, require_types
 from jdfl_lightning.core.messages import SUPERVISION
-from jdfl_lightning.core.parts import Part
+from jdfl_lightning.core.parts import Part, parameters
 from jdfl_lightning.core.settings import declared_settings, setting
 from jdfl_lightning.data import DigitsDomains, DomainDataModule
 from jdfl_lightning.data.base import PLACES
@@ -174,6 +174,10 @@ class Experiment:
         self.algorithm.check_settings(self)
         self.supervision.check_settings(self)
         for callback in self.callbacks:
+            kind = type(callback)
+            lost = [name for name in parameters(kind) if not {name, f"_{name}"} & vars(callback).keys()]
+            kept = f"kept as an attribute of {kind.__name__}, from which a resumed run makes it again,"
+            require(not lost, f"the argument {', '.join(lost)}", kept, "nothing of that name")
             callback.check_settings(self)
         wanted = f"between 1 and the number of clients in Phase 1, {self.discovery_clients},"
         require(domains is None or 1 <= domains <= self.discovery_clients, "--num_domains", wanted, domains)
