@@ -266,6 +266,13 @@ class OwnSteps(JointModule):
         return SGD(self.parameters(), lr=0.1)
 
 
+class NeedsTrainer(JointModule):
+    """What its optimizer is depends on the Trainer."""
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=0.1 / self.trainer.estimated_stepping_batches)
+
+
 class Wrapped(JointModule):
     """The optimizer of the run, with one more option."""
 
@@ -339,6 +346,7 @@ def test_modules_that_would_not_do_what_is_asked(settings: dict[str, Any], messa
     [
         {"model": module(Wrapped), "head_lr": 0.5, "round_scheduler": Part(SCHEDULERS.ExponentialLR, gamma=0.5)},
         {"model": module(TwoSteps)},
+        {"model": module(NeedsTrainer)},
         {"model": module(Named, name="train/seven")},
         {"model": module(Skipping), "batch_size": 96},
     ],

@@ -152,6 +152,8 @@ class Workspace:
             self._module.backbone.register_forward_pre_hook(_in_default_layout)
         self._theta_0 = snapshot(self._module.trainable()), snapshot(self._module.statistics())
         names = {**self._theta_0[0], **self._theta_0[1]}
+        usual = self._module.head.weight.dtype
+        self._other_types = {name for name, tensor in names.items() if tensor.dtype != usual}
         self.private = self._module.private = matching(experiment.private, names, "--private")
         """Names of the parameters and buffers that clients keep and never send."""
         self._sent: Tensors = {}
@@ -234,26 +236,36 @@ class Workspace:
             return JointHead(head.in_features, head.num_classes, num_domains, score=head.score)
 
     def check_optimizer(self) -> None:
-        """Raise an `InputError` if optimizer and schedulers cannot be built; a subclass's own are not tried."""
-        experiment, module = self.experiment, self._module
+        """Raise an `InputError` if optimizer and schedulers cannot be built, or if a subclass's own ignore settings."""
+        module = self._module
+        own = type(module).configure_optimizers is not JointModule.configure_optimizers
         try:
-            read = _read_by(module, "configure_optimizers")
             self.lr_factor(2)
+            if not own:
+                module.configure_optimizers()
         except Exception as error:  # whatever a user's class raises
             raise InputError(
                 "Expected --optimizer, --lr_scheduler and --round_scheduler to work with the network but: "
                 f"{type(error).__name__}: {without_stop(error)}."
             ) from error
-        name = type(module).__name__
-        used: dict[str, tuple[Any, set[str]]] = {
-            "optimizer": (experiment.optimizer, {"optimizer"}),
-            "lr_scheduler": (experiment.lr_scheduler, {"lr_scheduler"}),
-            "round_scheduler": (experiment.round_scheduler, {"lr_factor"}),
-            "head_lr": (None if experiment.head_lr == 1 else experiment.head_lr, {"head_lr"}),
+        if own:
+            self._check_settings_used()
+
+    def _check_settings_used(self) -> None:
+        try:
+            read = _read_by(self._module, "configure_optimizers")
+        except Exception:  # it may need its Trainer, so that nobody knows what it would look at
+            return
+        experiment, name = self.experiment, type(self._module).__name__
+        used: dict[str, tuple[Any, str]] = {
+            "optimizer": (experiment.optimizer, "optimizer"),
+            "lr_scheduler": (experiment.lr_scheduler, "lr_scheduler"),
+            "round_scheduler": (experiment.round_scheduler, "lr_factor"),
+            "head_lr": (None if experiment.head_lr == 1 else experiment.head_lr, "head_lr"),
         }
-        for setting, (value, attributes) in used.items():
-            why = f"left out, as {name}.configure_optimizers does not look at self.{min(attributes)},"
-            require(value is None or attributes <= read, f"--{setting}", why, value)
+        for setting, (value, attribute) in used.items():
+            why = f"left out, as {name}.configure_optimizers does not look at self.{attribute},"
+            require(value is None or attribute in read, f"--{setting}", why, value)
 
     @property
     def frozen(self) -> frozenset[str]:
@@ -290,11 +302,12 @@ class Workspace:
             module.regularizers = nn.ModuleList()
         if module.live is None and type(module) is JointModule and self.experiment.trainer.are_plain:
             module.find_live()  # no subclass or Trainer exchanges the parameters
-        dtype, before = weights["head.weight"].dtype, module.head.weight.dtype
+        dtype = weights["head.weight"].dtype
         values = {**weights, **buffers}
         with torch.no_grad():
             for name, tensor in {**module.trainable(), **module.statistics()}.items():
-                if tensor.dtype == before != dtype:  # it is single before a process's first fit
+                # it is single before a process's first fit; one that began with another type keeps that
+                if tensor.is_floating_point() and tensor.dtype != dtype and name not in self._other_types:
                     tensor.data = tensor.data.to(dtype)
                 tensor.copy_(values[name])
         return module

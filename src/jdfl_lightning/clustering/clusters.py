@@ -195,12 +195,12 @@ def _choose(criterion: Criterion, tried: Clusterings) -> tuple[int, str, str]:
         what = f"{type(error).__name__}: {error}"
         raise InputError(f"Expected the criterion {criterion.name} to return M and a remark but: {what}.") from error
     if m is not None:
-        if type(m) is not int or m not in tried.inertias:
+        if not isinstance(m, (int, np.integer)) or isinstance(m, bool) or m not in tried.inertias:
             raise InputError(
                 f"Expected the criterion {criterion.name} to choose a number that was tried, 1 to "
                 f"{len(tried.inertias)}, but it chose {m!r}."
             )
-        return m, criterion.name, note
+        return int(m), criterion.name, note
     silhouette = Silhouette()
     m, why = silhouette.choose(tried)
     reasons = [note] if criterion.name == silhouette.name else [note, why]
