@@ -195,7 +195,7 @@ def test_screen_of_a_real_process(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert [line.split()[:2] for line in lines[:13]] == [
+    assert [line.split()[:2] for line in lines[:14]] == [
         ["run", "folder:"],
         ["DigitsDomains:", "images"],
         ["domain", "clients"],
@@ -204,6 +204,7 @@ def test_screen_of_a_real_process(tmp_path: Path) -> None:
         ["protocol:", "paper;"],
         ["discovery:", "4"],
         ["pseudo-domains:", "M"],
+        ["No", "groups"],  # four clients are too few
         ["round", "1/2"],
         ["round", "2/2"],
     ]

@@ -30,9 +30,9 @@ from jdfl_lightning import (
     fit,
     to_input,
 )
+from jdfl_lightning.client.build import round_factor
 from jdfl_lightning.client.fit import Workspace, fit_client, train
 from jdfl_lightning.client.trainer import REFUSED
-from jdfl_lightning.client.workspace import round_factor
 from jdfl_lightning.config import as_dict, parse_experiment
 from jdfl_lightning.core.errors import InputError
 from jdfl_lightning.core.messages import FitResult, FitTask

@@ -11,13 +11,13 @@ import lightning.pytorch as pl
 import torch
 
 from jdfl_lightning.algorithms.base import SECOND, LocalUpdate
+from jdfl_lightning.client.build import build_module as build_module
+from jdfl_lightning.client.build import initial_backbone as initial_backbone
 from jdfl_lightning.client.loop import PlainLoop, needs_no_trainer
 from jdfl_lightning.client.module import JointModule
 from jdfl_lightning.client.probe import DiscoveryProbe, EpochProbe, TurnedBatches
 from jdfl_lightning.client.trainer import TrainerOptions, quiet, silent_trainer
 from jdfl_lightning.client.workspace import Workspace as Workspace
-from jdfl_lightning.client.workspace import build_module as build_module
-from jdfl_lightning.client.workspace import initial_backbone as initial_backbone
 from jdfl_lightning.core.errors import PublicError, plain
 from jdfl_lightning.core.messages import DISCOVERY_ROUND, PRIVATE, SUPERVISION, FitResult, FitTask
 from jdfl_lightning.core.seeding import isolated_randomness, torch_generator
