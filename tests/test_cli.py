@@ -208,11 +208,11 @@ def test_screen_of_a_real_process(tmp_path: Path) -> None:
         ["round", "1/2"],
         ["round", "2/2"],
     ]
-    assert "left" in lines[11]
+    assert "left" in lines[12]
     assert "best" in done.stdout
     assert lines[-1] == "run folder: run"
     tables = ("┏", "┃", "┡", "│", "└", "class-only accuracy", "best weights", "last weights", "images by")
-    assert [line for line in lines[13:-1] if not line.strip().startswith(tables)] == []
+    assert [line for line in lines[14:-1] if not line.strip().startswith(tables)] == []
     assert "balanced accuracy" in done.stdout
     for name, size in (("curves", (1300, 520)), ("discovery", (1950, 572))):
         with Image.open(f"run/{name}.png") as picture:
