@@ -112,8 +112,8 @@ def _computed_once() -> Iterator[None]:
         return render(DigitsDomains(size))
 
     @functools.cache
-    def parser_with_defaults(program: str, data_is_named: bool = False) -> ArgumentParser:
-        parser = make_parser(program, data_is_named)
+    def parser_with_defaults(program: str, data: str | None = None) -> ArgumentParser:
+        parser = make_parser(program, data)
         defaults = parser.get_defaults(skip_validation=True)
         patch.setattr(parser, "get_defaults", lambda **_: defaults.clone())
         return parser

@@ -21,7 +21,6 @@ from jdfl_lightning import (
     EarlyStopping,
     Experiment,
     FedAvg,
-    FedProx,
     LocalUpdate,
     PoolBackend,
     Run,
@@ -357,6 +356,7 @@ def test_a_wrong_key_is_found(text: str, message: str) -> None:
             r"--lr_scheduler to be a schedule without a metric",
         ),
         (["--lr_scheduler", "Stepp"], r"Known names: LambdaLR"),
+        (["--lr_scheduler.step_size", "1", "--lr_scheduler", "StepLR"], r"--lr_scheduler is given after its option"),
         (["--data.root", "x"], r"has no --data\.root\. It has size, .*: --data ImageFolderDomains\.$"),
         (["--supervision", "own_parts.Halvs"], r"^--supervision: .*own_parts has no Halvs\. Did you mean 'Halves'\?$"),
         (["--model", "own_parts.Neckk"], r"^--model: .*own_parts has no Neckk\. Did you mean 'Neck'\?$"),
@@ -495,10 +495,3 @@ def test_the_page_of_own_parts_runs_in_a_pool_and_is_resumed(monkeypatch: pytest
     assert same("whole", "alone")
     rows = contents("whole")["rows"]
     assert [row["train/epochs"] for row in rows] == ["2.0"] * 4
-
-
-def test_options_of_a_class_may_stand_before_its_name() -> None:
-    given = ["--lr_scheduler.step_size", "3", "--lr_scheduler", "StepLR", "--algorithm.mu=2", "--algorithm=FedProx"]
-    run = parse_experiment("fit", given)
-    assert run.lr_scheduler == Part(torch.optim.lr_scheduler.StepLR, step_size=3)
-    assert run.algorithm == FedProx(mu=2)

@@ -102,3 +102,30 @@ def test_what_is_given_stays_when_another_data_set_is_named() -> None:
 @pytest.mark.parametrize("args", [[], ["--data", "DigitsDomains"], ["--data.num_clients", "4"], ["--config", "digits"]])
 def test_the_digits_are_small_however_they_are_named(args: list[str]) -> None:
     assert parse_experiment("fit", args).data.size == DigitsDomains().size == 16
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--config", "short.yaml", "--data", "ImageFolderDomains"],
+        ["--config", "short.yaml", "--config", "name.yaml"],
+        ["--data.num_clients", "6", "--data.size", "8", "--data", "ImageFolderDomains"],
+        ["--data.size", "9", "--data", "{class_path: ImageFolderDomains, init_args: {size: 8, num_clients: 6}}"],
+    ],
+)
+def test_options_of_a_data_set_that_is_named_elsewhere(
+    args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they stand they are its own; what comes later wins."""
+    monkeypatch.chdir(tmp_path)
+    Path("short.yaml").write_text("data: {init_args: {num_clients: 6, size: 8}}")
+    Path("name.yaml").write_text("data: ImageFolderDomains")
+    data = parse_experiment("fit", args).data
+    assert (type(data).__name__, data.size, data.num_clients, data.test_fraction) == ("ImageFolderDomains", 8, 6, 0.2)
+
+
+def test_options_of_a_class_that_another_one_replaces_are_dropped() -> None:
+    """Scripts append what they change; a suite appends the supervision."""
+    run = parse_experiment("fit", ["--algorithm=FedProx", "--algorithm.mu=0.5", "--algorithm=FedAvg"])
+    assert type(run.algorithm).__name__ == "FedAvg"
+    assert parse_experiment("fit", ["--supervision.phi=0.3", "--supervision=base"]).supervision.name == "base"

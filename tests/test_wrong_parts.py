@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -215,6 +216,49 @@ def test_a_layer_that_is_never_used(algorithm: str, monkeypatch: pytest.MonkeyPa
     agree(setting(backbone="test_wrong_parts.spare", algorithm=rule, supervision="base", weight_decay=0.1), monkeypatch)
 
 
+class Highest(nn.Module):
+    """Keeps the largest feature so far, and holds what cannot be copied."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer, self.lock = nn.Linear(3 * size * size, 4), threading.Lock()
+        self.peak: Tensor
+        self.register_buffer("peak", torch.full((), -torch.inf))
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.layer(images.flatten(1))
+        if self.training:
+            self.peak = torch.maximum(self.peak, features.detach().max())
+        return features
+
+
+def highest(size: int) -> nn.Module:
+    return Highest(size)
+
+
+def test_a_buffer_that_is_infinite_at_first_only() -> None:
+    run = experiment(backbone="test_wrong_parts.highest", supervision="base")
+    assert last(run)["backbone.peak"].isfinite()
+    with pytest.raises(InputError, match="whose copies can be stacked"):
+        fit(replace(run, backend=VectorBackend()))
+
+
+class Locked(nn.Sequential):
+    """Holds what cannot be copied."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(3 * size * size, 4))
+        self.lock = threading.Lock()
+
+
+def locked(size: int) -> nn.Module:
+    return Locked(size)
+
+
+def test_a_network_that_cannot_be_copied_is_stacked() -> None:
+    assert len(fit(setting(backbone="test_wrong_parts.locked", supervision="base", backend=VectorBackend())).rows) == 2
+
+
 def lazy(size: int) -> nn.Module:
     return nn.Sequential(nn.LazyConv2d(4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(6))
 
@@ -348,6 +392,7 @@ def test_modules_that_would_not_do_what_is_asked(settings: dict[str, Any], messa
         {"model": module(TwoSteps)},
         {"model": module(NeedsTrainer)},
         {"model": module(Named, name="train/seven")},
+        {"model": module(Named, name="norm/grad")},
         {"model": module(Skipping), "batch_size": 96},
     ],
 )
@@ -429,7 +474,7 @@ class Odd(algorithms.FedAvg):
         return self.returned.get("init_server", {})
 
     def metrics(self, server: Any, context: Any) -> Any:
-        return {"mine": torch.tensor(0.5)}
+        return {"mine": self.returned.get("metrics", torch.tensor(0.5))}
 
 
 def without_bias(mean: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -461,6 +506,7 @@ ODD: list[tuple[str, Any, str]] = [
     ("sample", [1, 1], "each once"),
     ("sample", ["a"], "each once"),
     ("sample", None, "each once, but got None"),
+    ("metrics", None, "Odd.metrics to return numbers by name but got {'mine': None}"),
     ("init_server", {"v": torch.zeros(1)}, "Odd.init_server to return groups of named tensors"),
 ]
 

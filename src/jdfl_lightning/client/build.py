@@ -84,7 +84,8 @@ def build_module(model: Part | None, backbone: nn.Module, **supplied: Any) -> Jo
     if kind.forward is not JointModule.forward and kind.training_step is JointModule.training_step:
         raise InputError(
             f"Expected --model to override training_step with forward but {kind.__name__} overrides forward alone, "
-            "which the training step does not call: another network would be trained than is evaluated."
+            "which the training step does not call, so that another network would be trained than is evaluated. If "
+            "that is meant, override training_step by a call of super()."
         )
     return module
 

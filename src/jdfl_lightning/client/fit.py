@@ -160,14 +160,16 @@ def prepare_fit(workspace: Workspace, task: FitTask, update: LocalUpdate, own: T
     return LocalFit(task, update, rule, terms, loader, epochs, targets, factor, weights, buffers)
 
 
-_OURS = re.compile(r"(round|clients|refused|joined)|(test|val|unseen|time|bytes|norm|final|discovery)/.*")
+_OURS = re.compile(
+    r"round|clients|refused|joined|time/(fit|evaluate)|bytes/(up|down)|(test|val|unseen)/acc.*|norm/(client|server)/.*"
+)
 """Names of the numbers that a run logs itself."""
 
 
 def _check_names(logged: Iterable[str]) -> None:
     """Raise a `PublicError` if a module has logged a number by a name that is the run's own, or no name."""
     for name in logged:
-        if _OURS.fullmatch(name) or plain(name) != name or not name:
+        if _OURS.fullmatch(name) or not name.isprintable() or not name:
             raise PublicError(
                 f"Expected the model to log numbers by printable names, other than the run's own, but it logs "
                 f"{plain(name)!r}: log train/... instead."

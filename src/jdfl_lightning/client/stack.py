@@ -6,7 +6,6 @@ product of stacked matrices replaces many products, so that weights agree to rou
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -53,7 +52,10 @@ def check_stackable(workspace: Workspace) -> None:
     for reason, holds in reasons.items():
         require(not holds, "--backend", f"LocalBackend or PoolBackend, as {reason},", "VectorBackend")
     weights, buffers = workspace.initial(1)
-    module = copy.deepcopy(workspace.module(weights, buffers)).train()  # what is tried may leave something in it
+    module = workspace.module(weights, buffers).train()
+    known = [
+        (layer, {n: b if b is None else b.clone() for n, b in layer._buffers.items()}) for layer in module.modules()
+    ]
     images = next(iter(workspace.data.test_dataloader()))[0][:2]
     before = digest_tensors(dict(module.named_buffers()))
     stacked = {name: tensor.expand(2, *tensor.shape) for name, tensor in weights.items()}
@@ -63,6 +65,9 @@ def check_stackable(workspace: Workspace) -> None:
         changed = digest_tensors(dict(module.named_buffers())) != before
     except Exception as error:  # what cannot be vectorised raises different errors
         raise InputError(f"{wanted} but {experiment.backbone} cannot be: {last_line(str(error))}") from error
+    finally:
+        for layer, own in known:  # what was tried leaves nothing in it
+            layer._buffers.update(own)
     if changed:
         raise InputError(f"{wanted} but {experiment.backbone} changes its buffers in training.")
 

@@ -80,7 +80,7 @@ class Workspace:
             return 1.0
         if round not in self._factors:
             rate = self.experiment.local_optimizer.argument("lr")
-            self._factors[round] = round_factor(scheduler, round, 1.0 if rate is None else float(rate))
+            self._factors[round] = round_factor(scheduler, round, float(rate or 1.0))
         return self._factors[round]
 
     def rule(self, sent: Tensors, domain: int) -> TargetRule:

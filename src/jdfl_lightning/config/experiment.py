@@ -175,7 +175,7 @@ class Experiment:
         self.supervision.check_settings(self)
         for callback in self.callbacks:
             kind = type(callback)
-            lost = [name for name in parameters(kind) if not {name, f"_{name}"} & vars(callback).keys()]
+            lost = [name for name in parameters(kind) if not (hasattr(callback, name) or hasattr(callback, f"_{name}"))]
             kept = f"kept as an attribute of {kind.__name__}, from which a resumed run makes it again,"
             require(not lost, f"the argument {', '.join(lost)}", kept, "nothing of that name")
             callback.check_settings(self)

@@ -63,14 +63,13 @@ register_type(
 )
 
 
-def _add_settings(parser: ArgumentParser, skip: set[str], data_is_named: bool = False) -> None:
+def _add_settings(parser: ArgumentParser, skip: set[str], data: str | None = None) -> None:
     """Add the options that are a run's settings; the attribute docstrings of `Experiment` are their help.
 
     Args:
         parser: gets the options.
         skip: settings to leave out.
-        data_is_named: whether the user names the data module; else arguments of the default one would stay for any
-            other that has arguments of the same names.
+        data: the data module that the user names; defaults of another one would stay where arguments share a name.
     """
     parser.add_argument(
         "--config",
@@ -97,16 +96,16 @@ def _add_settings(parser: ArgumentParser, skip: set[str], data_is_named: bool = 
                 help=hints[name],
             )
     defaults = as_dict(Experiment())
-    data = {"class_path": defaults["data"]["class_path"]}  # what its arguments leave open, a network's weights decide
     parser.set_defaults({name: defaults[name] for name in ("algorithm", "backend", "supervision")})
-    parser.set_defaults({"data": None if data_is_named else data})
+    # no arguments: what they leave open, a network's weights decide
+    parser.set_defaults({"data": {"class_path": data or defaults["data"]["class_path"]}})
     parser.set_defaults({"clustering.criterion": defaults["clustering"]["criterion"]})
 
 
-def make_parser(program: str, data_is_named: bool = False) -> ArgumentParser:
-    """Return the parser of a run's settings; `_add_settings` says what is different if the data module is named."""
+def make_parser(program: str, data: str | None = None) -> ArgumentParser:
+    """Return the parser of a run's settings, for a data module that is named or the default one."""
     parser = _parser(program, Experiment.__doc__)
-    _add_settings(parser, set(), data_is_named)
+    _add_settings(parser, set(), data)
     return parser
 
 
@@ -183,7 +182,7 @@ def parse_experiment(
     try:
         return _parse(program, configs, options, moved)
     except ArgumentError as error:
-        raise InputError(located(explain(str(error)), files, options)) from error
+        raise InputError(located(explain(str(error), given=options), files, options)) from error
     except InputError as error:
         if type(error) is not InputError:
             raise
@@ -198,12 +197,9 @@ def _parse(
     program: str, configs: Sequence[Mapping[str, Any]], options: Sequence[str], moved: Mapping[str, Any]
 ) -> Experiment:
     """Parse settings, of which later ones win, and options, which win over all of them."""
-    named = any(isinstance(data := config.get("data"), str) or "class_path" in (data or ()) for config in configs)
-    parser = make_parser(program, named or bool(split_options(options, {"data", "data.class_path"})[0]))
+    parser = make_parser(program, _named_data(configs, options))
     texts = [f"--config={as_yaml(config)}" for config in configs]
-    classes = {f"{name}{suffix}" for name in ("model", *_NAMED_CLASSES) for suffix in ("", ".class_path")}
-    first, others = split_options(options, classes)  # a class's options may stand before its name
-    settings = parser.parse_args([*texts, *first, *others])
+    settings = parser.parse_args([*texts, *options])
     _use_moved(settings, moved)
     parts = {name: _as_part(settings.pop(name, None)) for name in PARTS}
     settings = parser.instantiate(settings)
@@ -214,6 +210,16 @@ def _parse(
         if entry.name in found and found[entry.name] is None and entry.default is not None:
             raise InputError(f"Expected --{entry.name} to have a value but got null.")
     return Experiment(**(found | parts))
+
+
+def _named_data(configs: Sequence[Mapping[str, Any]], options: Sequence[str]) -> str | None:
+    """Return the name of the data module that settings and options give, the last one if there are several."""
+    given = [config.get("data") for config in configs]
+    for value in given_values(split_options(options, {"data"})[0], "data"):
+        given.append(yaml.safe_load(value) if value.startswith("{") else value)
+    found = [value.get("class_path") if isinstance(value, Mapping) else value for value in given]
+    found += given_values(options, "data.class_path")
+    return next((name for name in reversed(found) if isinstance(name, str) and name), None)
 
 
 def load_experiment(config: str | Path, *options: str) -> Experiment:

@@ -26,12 +26,13 @@ OWN_OPTIONS = ("config", "trust", "help", "print_config")
 """Options of the parser that are no settings."""
 
 
-def explain(message: str, positional: Sequence[str] = ()) -> str:
+def explain(message: str, positional: Sequence[str] = (), given: Sequence[str] = ()) -> str:
     """Reword an error of jsonargparse in terms of the command line.
 
     Args:
         message: the error.
         positional: names of arguments that are not options.
+        given: the arguments, whose order may be the reason.
     """
     keys = re.findall(r'Parser key "([^"]+)"', message)
     flag = f"--{'.'.join(keys)}"
@@ -44,7 +45,7 @@ def explain(message: str, positional: Sequence[str] = ()) -> str:
     if keys == ["logger"]:
         return explain_logger(message)
     return (
-        _of_a_class(flag, keys, message)
+        _of_a_class(flag, keys, message, given)
         or _of_a_value(flag, message)
         or f"{flag}: {message.rpartition(keys[-1])[2].lstrip(chr(34) + ':')}"
     )
@@ -68,7 +69,7 @@ def _of_a_value(flag: str, message: str) -> str | None:
     return None
 
 
-def _of_a_class(flag: str, keys: Sequence[str], message: str) -> str | None:
+def _of_a_class(flag: str, keys: Sequence[str], message: str, given: Sequence[str]) -> str | None:
     """Reword an error about a class and its options; None if it is about something else."""
     if unknown := re.search(r"Expected a dot import path string: (.*)", message):
         known = possible_values(".".join(keys))
@@ -96,9 +97,18 @@ def _of_a_class(flag: str, keys: Sequence[str], message: str) -> str | None:
         options = [option for option in parameters(kind_named) if option not in supplied]
         near = did_you_mean(extra[1], options).replace("'", "")
         has = f" It has {', '.join(options)}." if options else " It has no options."
-        own = " For images of your own, name their kind: --data ImageFolderDomains." if extra[1] == "root" else ""
-        return f"Expected an option of {name} but it has no {flag}.{extra[1]}.{near}{has}{own}"
+        order = f" {flag} is given after its option: give it first." if _is_late(flag, given) else ""
+        images = (flag, extra[1]) == ("--data", "root")
+        own = " For images of your own, name their kind: --data ImageFolderDomains." if images else ""
+        return f"Expected an option of {name} but it has no {flag}.{extra[1]}.{near}{has}{order}{own}"
     return None
+
+
+def _is_late(flag: str, given: Sequence[str]) -> bool:
+    """Return whether a class is named after its options: these were taken for those of the class before it."""
+    names = [arg.partition("=")[0] for arg in given]
+    before = names[: len(names) - names[::-1].index(flag)] if flag in names else []
+    return any(name.startswith(f"{flag}.") for name in before)
 
 
 def possible_values(setting: str) -> list[str]:

@@ -92,9 +92,14 @@ def sync(folder: Path, names: Iterable[str]) -> None:
         with suppress(FileNotFoundError):
             _sync(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
 
+    listed = list(names)
     try:
-        with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            list(pool.map(sync_one, names))
+        if len(listed) <= _AT_A_TIME:  # to start threads takes as long
+            for name in listed:
+                sync_one(name)
+        else:
+            with ThreadPoolExecutor(_AT_A_TIME) as pool:
+                list(pool.map(sync_one, listed))
         _sync_folder(folder)
     except OSError as error:
         raise StorageError(f"Expected to write {folder} but: {error.strerror or error}.") from error

@@ -144,7 +144,7 @@ class Rounds:
         metrics = {
             "train/loss": float("nan"),
             **{name: total / examples for name, (total, examples) in tally.metrics.items()},
-            **{name: float(value) for name, value in algorithm.metrics(record, context).items()},
+            **_numbers(algorithm, record, context),
             **dict(pair for n, part in experiment.learned.items() for pair in part.metrics(learned.get(n, {})).items()),
             "clients": tally.clients,
             "refused": len(tally.refused),
@@ -197,7 +197,7 @@ class Rounds:
 
     def _checked(self, aggregated: Any, before: Tensors, round: int) -> tuple[Tensors, Record]:
         """Return what an algorithm has aggregated; raise an `InputError` if it is not what a round can begin with."""
-        pair: Any = aggregated if isinstance(aggregated, tuple) and len(aggregated) == 2 else (None, None)
+        pair: Any = aggregated if isinstance(aggregated, (tuple, list)) and len(aggregated) == 2 else (None, None)
         name = f"{type(self.experiment.algorithm).__name__}.aggregate"
         if not (is_record({"weights": pair[0]}) and is_record(pair[1])):
             raise InputError(
@@ -246,6 +246,18 @@ class Rounds:
         self.runner.evaluate(models, state.buffers, tell)
         if events.users:
             self.runner.finish()
+
+
+def _numbers(algorithm: Algorithm, record: Record, context: RoundContext) -> dict[str, float]:
+    """Return an algorithm's metrics of a round; raise an `InputError` if one is no number."""
+    found: dict[str, Any] = algorithm.metrics(record, context)
+    try:
+        return {name: float(value) for name, value in found.items()}
+    except (TypeError, ValueError) as error:
+        name = type(algorithm).__name__
+        raise InputError(
+            f"Expected {name}.metrics to return numbers by name but got {plain(repr(found), 100)}."
+        ) from error
 
 
 def _sampled(algorithm: Algorithm, record: Record, context: RoundContext) -> list[int]:

@@ -42,7 +42,7 @@ class Form:
     counts: Tensors = field(default_factory=dict)
     """Integer buffers as they were sent: they are counts, for example of batches, and only grow."""
     infinite: Tensors = field(default_factory=dict)
-    """Buffers that were sent with values that are not finite, such as a mask: they must come back unchanged."""
+    """Buffers that were sent with values that are not finite, such as a mask: they may come back unchanged."""
 
     @cached_property
     def groups(self) -> Record:
@@ -123,11 +123,10 @@ def why_not(result: FitResult, form: Form, algorithm: Algorithm | None = None) -
         for name, tensor in tensors.items():
             if _look(tensor) != _look(like[name]):
                 return f"its {name} in {what} is {_described(tensor)} and not {_described(like[name])}"
-    for name, sent in {**form.frozen, **form.infinite}.items():
-        if not torch.equal(result.buffers[name], sent.to(result.buffers[name].dtype)):
-            why = "it is frozen" if name in form.frozen else "that is not finite"
-            return f"its {name} in buffers is not what it was sent, although {why}"
-    fixed = form.frozen.keys() | form.infinite.keys()
+    for name, sent in form.frozen.items():
+        if not torch.equal(result.buffers[name], sent):
+            return f"its {name} in buffers is not what it was sent, although it is frozen"
+    fixed = {n for n, sent in form.infinite.items() if torch.equal(result.buffers[n].nan_to_num(), sent.nan_to_num())}
     if not all(
         math.isfinite(_length({n: t for n, t in tensors.items() if what != "buffers" or n not in fixed}))
         for what, tensors in answered.items()

@@ -105,7 +105,8 @@ def open_session(experiment: Experiment, display: Display) -> Iterator[Session]:
             logger = open_logger(experiment.logger, folder, experiment.name, logged)
             where = f", resumed after round {reached.state.round}" if reached else ""
             display.say(f"run folder: {folder}{where}")
-            if reached and reached.state.round >= experiment.rounds:
+            scheduled = experiment.algorithm.has_schedule or experiment.supervision.has_schedule
+            if reached and reached.state.round >= experiment.rounds and not scheduled:
                 display.say(f"all {experiment.rounds} rounds are over: --rounds N with a larger number adds some")
             if isinstance(logger, WandbRounds) and logger.address:
                 display.say(f"Weights & Biases: {logger.address}")
