@@ -129,3 +129,13 @@ def test_options_of_a_class_that_another_one_replaces_are_dropped() -> None:
     run = parse_experiment("fit", ["--algorithm=FedProx", "--algorithm.mu=0.5", "--algorithm=FedAvg"])
     assert type(run.algorithm).__name__ == "FedAvg"
     assert parse_experiment("fit", ["--supervision.phi=0.3", "--supervision=base"]).supervision.name == "base"
+
+
+def test_a_data_set_that_cannot_be_read_is_one_line() -> None:
+    for value in ("{class_path: PACS", "{", "[PACS]"):
+        with pytest.raises(InputError, match="--data"):
+            parse_experiment("fit", [f"--data={value}"])
+    with pytest.raises(InputError, match=r"^Expected --data to be .* but got 'Pacs'\..*Known names: DigitsDomains"):
+        parse_experiment("fit", ["--data", "Pacs"])
+    with pytest.raises(InputError, match=r"^--data: .*there is no module nowhere"):
+        parse_experiment("fit", ["--data", "nowhere.Images"])

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -98,7 +99,11 @@ def _add_settings(parser: ArgumentParser, skip: set[str], data: str | None = Non
     defaults = as_dict(Experiment())
     parser.set_defaults({name: defaults[name] for name in ("algorithm", "backend", "supervision")})
     # no arguments: what they leave open, a network's weights decide
-    parser.set_defaults({"data": {"class_path": data or defaults["data"]["class_path"]}})
+    usual = defaults["data"]["class_path"]
+    try:
+        parser.set_defaults({"data": {"class_path": data or usual}})
+    except Exception:  # no such class: the parser says so when it reads the name
+        parser.set_defaults({"data": {"class_path": usual}})
     parser.set_defaults({"clustering.criterion": defaults["clustering"]["criterion"]})
 
 
@@ -215,11 +220,14 @@ def _parse(
 def _named_data(configs: Sequence[Mapping[str, Any]], options: Sequence[str]) -> str | None:
     """Return the name of the data module that settings and options give, the last one if there are several."""
     given = [config.get("data") for config in configs]
-    for value in given_values(split_options(options, {"data"})[0], "data"):
-        given.append(yaml.safe_load(value) if value.startswith("{") else value)
+    for value in given_values(options, "data"):
+        with suppress(yaml.YAMLError):  # the parser says what is wrong with it
+            given.append(yaml.safe_load(value) if value.startswith("{") else value)
     found = [value.get("class_path") if isinstance(value, Mapping) else value for value in given]
     found += given_values(options, "data.class_path")
-    return next((name for name in reversed(found) if isinstance(name, str) and name), None)
+    return next(
+        (name for name in reversed(found) if isinstance(name, str) and name.replace(".", "").isidentifier()), None
+    )
 
 
 def load_experiment(config: str | Path, *options: str) -> Experiment:
